@@ -41,7 +41,7 @@ def main() -> None:
         raise ConfigError(f"--space {settings.space}: there are only {', '.join(SPACES)}")
     result = sweep(config, settings, SPACES[settings.space], training_command)
     metric = config.training.selection_metric
-    print(f"best first, by {metric} on the validation split; test figures have chosen nothing:")
+    print(f"best first, by {metric} on the validation split:")
     for trial in result.trials[:5]:
         print(f"  {trial_line(trial, metric)}")
     for said in result.sentences:

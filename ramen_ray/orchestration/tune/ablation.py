@@ -20,23 +20,25 @@ from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.metrics.comparison import paired_differences_over_seeds
 from ramen_ray.method.metrics.ranking import PerQuery, ratio
 from ramen_ray.naming import joined_name
-from ramen_ray.orchestration.evaluate import scores_of_run
 from ramen_ray.orchestration.run.build import build_ground_truth
 from ramen_ray.orchestration.run.checks import check_config
 from ramen_ray.orchestration.run.directory import (
     TEST_ADS_FILE,
-    Identity,
     RunDirectory,
-    RunError,
     experiment_hash,
-    finished_run,
 )
-from ramen_ray.orchestration.run.identity import check_meanwhile, identity_of
+from ramen_ray.orchestration.run.identity import identity_of
 from ramen_ray.orchestration.run.inputs import prepared_data, resolved
-from ramen_ray.orchestration.tune.choice import Choice, choose, half_of_validation
+from ramen_ray.orchestration.tune.finalists import (
+    Repeated,
+    choose_trained,
+    directory_of,
+    train_missing,
+    unfinished,
+    with_seeds,
+)
 from ramen_ray.orchestration.tune.settings import ABLATIONS, AblationConfig
-from ramen_ray.orchestration.tune.trial_log import TrialLog, failures
-from ramen_ray.orchestration.tune.trials import ERRORS, parent_run, train_all
+from ramen_ray.orchestration.tune.trials import parent_run
 from ramen_ray.presets import changes_to_only, lambdas, used_sets, with_base
 from ramen_ray.reports.ablation_report import (
     TABLES_FILE,
@@ -134,31 +136,17 @@ def ablate(config: RunConfig, ablation: AblationConfig) -> AblationResult:
     directory = RunDirectory.of(config.output, name, ABLATIONS)
     seeds = range(config.seed, config.seed + ablation.seeds)
 
-    runs = {
-        row: [
-            overlay(variant.config, {"seed": seed, "name": joined_name(name, row, f"seed{seed}")})
-            for seed in seeds
-        ]
-        for row, variant in variants.items()
-    }
+    runs = with_seeds({row: variant.config for row, variant in variants.items()}, seeds, name)
     # a call that is refused for its name leaves the MLflow run of that name as it is
-    missing = _missing(runs, made_from)
+    missing = unfinished(runs, made_from)
     with parent_run(directory, config, made_from) as run:
         settings = {name: str(value) for name, value in ablation.model_dump().items()}
         run.log_parameters(flatten(config), {"dataset": dataset.name, **settings})
         data = prepared_data(config, dataset)
-        log = TrialLog(
-            output=config.output,
-            epochs=config.training.epochs,
-            decides=(config.training.selection_metric,),
-            errors=directory.path / ERRORS,
-        )
-        if errors := train_all(missing, run, directory.path, made_from, log):
-            now = identity_of(config, Dataset(config.dataset))
-            check_meanwhile(made_from, now, config.dataset)
-            raise RunError(failures(errors, len(missing)))
+        train_missing(missing, made_from, directory, run)
         figures = _compare(variants, runs, data)
-        choice = _choose(runs, data, dataset, f"{config.base.kind}-ramen")
+        own = f"{config.base.kind}-ramen"
+        choice = choose_trained(runs, data, dataset, own if own in runs else list(runs)[1])
         sentences = [*verdict(figures), *choice.sentences]
         report = directory.path / "report"
         write_ablation_report(report, figures, sentences)
@@ -171,37 +159,12 @@ def ablate(config: RunConfig, ablation: AblationConfig) -> AblationResult:
         return AblationResult(figures, sentences, chosen, report, run)
 
 
-def _missing(runs: Mapping[str, list[RunConfig]], made_from: Identity) -> dict[str, RunConfig]:
-    return {
-        str(run.name): run
-        for of_variant in runs.values()
-        for run in of_variant
-        if finished_run(run, made_from) is None
-    }
-
-
-def _choose(
-    runs: Mapping[str, list[RunConfig]], data: Prepared, dataset: Dataset, own: str
-) -> Choice:
-    """Choose a variant by the selection metric on validation; the default is the ``own`` base's."""
-    default = own if own in runs else list(runs)[1]
-    first = runs[default][0]
-    scores = {
-        name: [scores_of_run(_directory(run).path, run, data, "validation") for run in of_variant]
-        for name, of_variant in runs.items()
-    }
-    half = half_of_validation(dataset, first.seed)
-    return choose(scores, half, first.training.selection_metric, default)
-
-
 def _compare(
-    variants: Mapping[str, Variant], runs: Mapping[str, list[RunConfig]], data: Prepared
+    variants: Mapping[str, Variant], runs: Repeated, data: Prepared
 ) -> dict[str, VariantFigures]:
     scores = {name: [_scores(run, data) for run in runs[name]] for name in runs}
-    trained, waited = (
-        {name: float(np.mean([_directory(run).notes[key] for run in runs[name]])) for name in runs}
-        for key in ("trained_seconds", "waited_seconds")
-    )
+    trained = _mean_notes(runs, "trained_seconds")
+    waited = _mean_notes(runs, "waited_seconds")
     seconds = {name: trained[name] + waited[name] for name in runs}
     figures = {}
     for name, of_seeds in scores.items():
@@ -221,12 +184,15 @@ def _compare(
     return figures
 
 
-def _directory(run: RunConfig) -> RunDirectory:
-    return RunDirectory.of(run.output, str(run.name))
+def _mean_notes(runs: Repeated, key: str) -> dict[str, float]:
+    return {
+        name: float(np.mean([directory_of(run).notes[key] for run in of_variant]))
+        for name, of_variant in runs.items()
+    }
 
 
 def _scores(run: RunConfig, data: Prepared) -> dict[str, PerQuery]:
-    ads = np.load(_directory(run).path / TEST_ADS_FILE)
+    ads = np.load(directory_of(run).path / TEST_ADS_FILE)
     ground_truth = build_ground_truth(run, data, "test")
     tail = {f"tail/{name}": values for name, values in ground_truth.on_tail().by_query(ads).items()}
     scores = {**tail, **ground_truth.by_query(ads)}

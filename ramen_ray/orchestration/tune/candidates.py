@@ -1,13 +1,26 @@
-"""What a search for the best tries: the recipe's bases, and then what is near the best of them."""
+"""What a search for the best tries: bases, earlier runs, and then what is near the best of them."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from ramen_ray.bases import BaseName
-from ramen_ray.config import WITHOUT_GRAPH, RunConfig, overlay
-from ramen_ray.orchestration.run.directory import deciding_settings
-from ramen_ray.presets import changes_to_only, lambdas, used_sets, with_base
+from ramen_ray.config import WITHOUT_GRAPH, EncoderConfig, RunConfig, overlay, with_absolute_paths
+from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.errors import UserError
+from ramen_ray.orchestration.run.directory import (
+    CONFIG_FILE,
+    RUNS,
+    VALIDATION_ADS_FILE,
+    RunDirectory,
+    deciding_settings,
+    read_run_config,
+)
+from ramen_ray.orchestration.run.identity import identity_of
+from ramen_ray.orchestration.tune.settings import RecommendConfig
+from ramen_ray.presets import PRESETS, changes_to_only, lambdas, used_sets, with_base
 
 BASES: tuple[tuple[BaseName, float], ...] = (
     ("unidec", 1.0),
@@ -20,6 +33,13 @@ BASES: tuple[tuple[BaseName, float], ...] = (
 SHORTER = "half-the-epochs"
 LONGER = "twice-the-epochs"
 FACTORS = {"third": 1 / 3, "triple": 3.0}
+
+
+def start_of(settings: RecommendConfig, encoder: str, dataset: str) -> RunConfig:
+    """Return an encoder's preset on a dataset, with the settings of a search."""
+    given = settings.model_dump(include={"seed", "output", "experiment", "workers"})
+    decides = {"training.selection_metric": "R@10"}
+    return with_absolute_paths(overlay(PRESETS[encoder](dataset), {**given, **decides}))
 
 
 def bases(start: RunConfig, encoder: str) -> dict[str, RunConfig]:
@@ -67,6 +87,28 @@ def near(name: str, known: Mapping[str, RunConfig]) -> dict[str, RunConfig]:
     candidates |= {f"{name}-{what}": overlay(best, change) for what, change in changes.items()}
     taken = {settings_of(config) for config in known.values()}
     return {name: config for name, config in candidates.items() if settings_of(config) not in taken}
+
+
+def earlier_runs(start: RunConfig, dataset: Dataset) -> Iterator[RunConfig]:
+    """Yield the configurations of finished runs that compare with ``start``, with their names.
+
+    They were made from the same ``dataset`` and software, with the same encoder and seed, and
+    selected by the same metric.
+    """
+    for file in sorted((Path(start.output) / RUNS).glob(f"*/{CONFIG_FILE}")):
+        directory = RunDirectory(file.parent)
+        if not (directory.path / VALIDATION_ADS_FILE).is_file():
+            continue
+        with suppress(UserError):  # damaged, or of an earlier version
+            config = read_run_config(file)
+            is_same = directory.notes.get("made_from") == identity_of(config, dataset)
+            if directory.is_finished and is_same and _compared(config) == _compared(start):
+                here = {"name": directory.name, "dataset": start.dataset, "workers": start.workers}
+                yield overlay(config, here)
+
+
+def _compared(config: RunConfig) -> tuple[EncoderConfig, int, str]:
+    return config.encoder, config.seed, config.training.selection_metric
 
 
 def settings_of(config: RunConfig) -> str:

@@ -24,6 +24,7 @@ Runs = Sequence[Mapping[str, PerQuery]]
 """Runs of one candidate with different seeds: metrics by validation query."""
 BEYOND_SEEDS = 2.8
 """Standard deviations over seeds, by the root of how many: two for a difference of two means."""
+NUM_SIMULATED = 20_000
 
 
 def half_of_validation(dataset: Dataset, seed: int) -> Booleans:
@@ -85,6 +86,22 @@ def choose(scores: Mapping[str, Runs], half: Booleans, metric: str, default: str
 def mean(runs: Runs, metric: str) -> float:
     """Return the mean of a metric over runs."""
     return float(np.mean([ratio(run[metric]) for run in runs]))
+
+
+def luck(values: Sequence[float], noise: float) -> str:
+    """Say how far the best trial is ahead, and how far it would be by the ``noise`` of seeds."""
+    lead = max(values) - float(np.mean(values))
+    by_luck = noise * expected_best(len(values))
+    return (
+        f"the best of {len(values)} trials was {100 * lead:.2f} above their mean; of as many that "
+        f"differ by nothing but seeds it would be {100 * by_luck:.2f}"
+    )
+
+
+def expected_best(count: int) -> float:
+    """Return the mean of the highest of ``count`` standard normal draws."""
+    draw = np.random.default_rng(0)
+    return float(draw.standard_normal((NUM_SIMULATED, count)).max(1).mean())
 
 
 def _expected(scores: Mapping[str, Runs], half: Booleans, metric: str) -> Runs:

@@ -3,20 +3,20 @@
 import json
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import optuna
-from optuna.distributions import BaseDistribution, CategoricalDistribution
 from optuna.samplers import BaseSampler, TPESampler
 from optuna.trial import BaseTrial, FixedTrial, TrialState, create_trial
 from ray.tune.search import Searcher
 
-from ramen_ray.config import RunConfig, flatten, overlay
+from ramen_ray.config import ConfigError, RunConfig, flatten, overlay
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.idle_settings import advice_on_idle
 from ramen_ray.naming import name_like, short_hash
+from ramen_ray.orchestration.run.checks import check_config
 from ramen_ray.orchestration.run.directory import deciding_settings
 from ramen_ray.orchestration.tune.trial_log import NAME
 from ramen_ray.presets import highest_lambdas
@@ -103,45 +103,54 @@ class Drawing:
             except ValueError:
                 return None
 
-    def every_value(self) -> Iterator[dict[str, Any]]:
-        """Yield changes that together have every choice and bound of the space."""
-        sampler = _EveryValue()
-        study = optuna.create_study(sampler=sampler)
-        for _ in range(MOST_CHECKED):
-            yield self.changes(study.ask())
-            if all(sampler.drawn[key] >= len(ends) for key, ends in sampler.values.items()):
-                return
-
 
 def in_use(key: str) -> str:
     """Name the option whether an anchor set's weight, by dotted key, is above 0."""
     return f"{key} in use"
 
 
-class _EveryValue(BaseSampler):
+class _EveryValue(FixedTrial):
     """Draws of each parameter one value after the other: all choices, or both bounds."""
 
     def __init__(self) -> None:
-        self.values: dict[str, list[Any]] = {}
+        super().__init__({})
+        self.values: dict[str, Sequence[Any]] = {}
         self.drawn = Counter[str]()
 
-    def infer_relative_search_space(self, *_: Any) -> dict[str, BaseDistribution]:
-        return {}
+    def suggest_categorical(self, name: str, choices: Sequence[Any]) -> Any:
+        return self._next(name, choices)
 
-    def sample_relative(self, *_: Any) -> dict[str, Any]:
-        return {}
+    def suggest_float(self, name: str, low: float, high: float, **_: Any) -> float:
+        return float(self._next(name, (low, high)))
 
-    def sample_independent(
-        self, study: Any, trial: Any, param_name: str, param_distribution: BaseDistribution
-    ) -> Any:
-        if isinstance(param_distribution, CategoricalDistribution):
-            ends = list(param_distribution.choices)
-        else:
-            ends = [getattr(param_distribution, bound) for bound in ("low", "high")]
-        self.values[param_name] = ends
-        value = ends[self.drawn[param_name] % len(ends)]
-        self.drawn[param_name] += 1
+    def _next(self, name: str, values: Sequence[Any]) -> Any:
+        value = values[self.drawn[name] % len(values)]
+        self.values[name] = values
+        self.drawn[name] += 1
         return value
+
+
+def check_space(drawing: Drawing, dataset: Dataset) -> set[str]:
+    """Check that training accepts every choice and bound of a space, and return what is tuned.
+
+    Raises:
+        ConfigError, DatasetError, EncoderError: the space is empty, or a key does not fit the
+            configuration or a value training.
+    """
+    tuned = set[str]()
+    trial = _EveryValue()
+    for _ in range(MOST_CHECKED):
+        changes = drawing.changes(trial)
+        check_config(overlay(drawing.config, changes), dataset)
+        tuned |= changes.keys()
+        if all(trial.drawn[key] >= len(values) for key, values in trial.values.items()):
+            break
+    if not tuned:
+        raise ConfigError(
+            "the search space is empty: none of its settings acts here, as those of regularisers "
+            "do not without a graph; give another --space, or an anchor set a weight"
+        )
+    return tuned
 
 
 class TrialSearch(Searcher):

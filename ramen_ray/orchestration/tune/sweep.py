@@ -28,18 +28,32 @@ from ramen_ray.orchestration.run.directory import (
 from ramen_ray.orchestration.run.identity import check_meanwhile, identity_of, without_tuned
 from ramen_ray.orchestration.run.inputs import edges_to_train, prepared_data, resolved
 from ramen_ray.orchestration.run.processes import VALIDATION
-from ramen_ray.orchestration.tune.choice import Choice, mean
-from ramen_ray.orchestration.tune.draws import Drawing, Space, TrialSearch, tree_of_estimators
-from ramen_ray.orchestration.tune.finalists import OWN, choose_finalist, train_finalists
+from ramen_ray.orchestration.tune.choice import Choice, luck, mean
+from ramen_ray.orchestration.tune.draws import (
+    Drawing,
+    Space,
+    TrialSearch,
+    check_space,
+    tree_of_estimators,
+)
+from ramen_ray.orchestration.tune.finalists import (
+    choose_trained,
+    directory_of,
+    further_seeds,
+    train_missing,
+    unfinished,
+    with_seeds,
+)
 from ramen_ray.orchestration.tune.settings import OF_ONE_CALL, SWEEPS, SweepConfig
 from ramen_ray.orchestration.tune.trial_log import (
     FAILED,
     OUT_OF_TIME,
     TrialLog,
     errors_of,
+    read_trials,
+    write_trials,
 )
-from ramen_ray.orchestration.tune.trial_table import read_trials, write_trials
-from ramen_ray.orchestration.tune.trials import ERRORS, Trials, halving, parent_run
+from ramen_ray.orchestration.tune.trials import ERRORS, Halving, Trials, parent_run
 from ramen_ray.reports.effects import effects, plot_effects
 from ramen_ray.reports.search_report import TrialRecord, describe_sweep, write_sweep_report
 from ramen_ray.tracking.addresses import tracking_uri
@@ -51,6 +65,7 @@ logger = logging.getLogger(__name__)
 SWEEP_FORMAT = 8  # of the table of trials; a sweep of another format cannot be resumed
 BETWEEN_REPORTS_S = 30  # at least; a report of many trials takes seconds
 METRIC = "training.selection_metric"
+OWN = "own"  # the name of the configuration's own settings among the finalists
 
 
 @dataclass(frozen=True)
@@ -102,25 +117,6 @@ def sweep(
         run.log_parameters(settings.model_dump(exclude=OF_ONE_CALL), {"dataset": dataset.name})
         begun = Sweep(drawing, settings, directory, command, read_trials(directory.path))
         return begun.train(dataset, made_from, tuned, prior, run)
-
-
-def check_space(drawing: Drawing, dataset: Dataset) -> set[str]:
-    """Check that training accepts every choice and bound of a space, and return what is tuned.
-
-    Raises:
-        ConfigError, DatasetError, EncoderError: the space is empty, or a key does not fit the
-            configuration or a value training.
-    """
-    tuned = set[str]()
-    for changes in drawing.every_value():
-        check_config(overlay(drawing.config, changes), dataset)
-        tuned |= changes.keys()
-    if not tuned:
-        raise ConfigError(
-            "the search space is empty: none of its settings acts here, as those of regularisers "
-            "do not without a graph; give another --space, or an anchor set a weight"
-        )
-    return tuned
 
 
 def _prior(name: str | None, config: RunConfig) -> list[TrialRecord]:
@@ -229,22 +225,29 @@ class Sweep:
         self, records: list[TrialRecord], dataset: Dataset, made_from: Identity, run: Run
     ) -> Choice | None:
         """Train the finalists with further seeds, and choose one; None if there are too few."""
+        config = self.config
         own = self.drawing.own()
         whole = [record for record in records if record.is_whole and record.drawn != own]
         count = self.settings.finalists
         if not count or len(records) <= count or not whole:
             return None
-        finalists = {record.name: record.params for record in whole[:count]}
-        runs = train_finalists(self.config, finalists, self.directory, made_from, run)
-        choice = choose_finalist(runs, records, prepared_data(self.config, dataset), dataset)
+        finalists = {record.name: overlay(config, record.params) for record in whole[:count]}
+        candidates = {**finalists, OWN: config}
+        runs = with_seeds(candidates, further_seeds(config.seed), self.directory.name)
+        missing = unfinished(runs, made_from)
+        logger.info("%d trainings with further seeds are left, which decide", len(missing))
+        train_missing(missing, made_from, self.directory, run)
+        choice = choose_trained(runs, prepared_data(config, dataset), dataset, OWN)
+        values = [record.value for record in records if record.value is not None]
+        choice.sentences.append(luck(values, choice.noise))
         ids = {
-            again.name: RunDirectory.of(again.output, str(again.name)).mlflow_run_id
+            again.name: directory_of(again).mlflow_run_id
             for of_finalist in runs.values()
             for again in of_finalist
         }
         self.links = [run.link_to_run(str(name), str(run_id)) for name, run_id in ids.items()]
         run.log_parameters({}, {WINNER: str(ids[runs[choice.chosen][0].name])})
-        expected = mean(choice.expected, self.config.training.selection_metric)
+        expected = mean(choice.expected, config.training.selection_metric)
         run.log_metrics({f"finalist/{self.metric}": expected})
         return choice
 
@@ -276,7 +279,7 @@ class Sweep:
 
     def _halving(self) -> TrialScheduler:
         ended = [record for record in self.records.values() if record.end]
-        return halving(self.settings.grace_epochs / self.config.training.epochs, earlier=ended)
+        return Halving(self.settings.grace_epochs / self.config.training.epochs, earlier=ended)
 
     def write(self) -> None:
         """Write the table of trials."""

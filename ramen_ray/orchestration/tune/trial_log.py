@@ -1,4 +1,7 @@
-"""What has become of trials: Tune knows which have ended, runs' folders how far they came."""
+"""What has become of trials: Tune knows which have ended, runs' folders how far they came.
+
+The table of a sweep's trials, ``trials.parquet``, is all that a sweep goes on from.
+"""
 
 import json
 import logging
@@ -7,15 +10,17 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 from ray import tune
 from ray.tune.experiment import Trial
 
+from ramen_ray.data.store.made_folder import whole_file
 from ramen_ray.long_work import Pace
-from ramen_ray.method.metrics.ranking import HEADLINES
 from ramen_ray.naming import joined_name
 from ramen_ray.orchestration.run.checkpoints import REPORT_FILE
 from ramen_ray.orchestration.run.directory import RunDirectory, RunError, checkpoint_folders
@@ -32,6 +37,8 @@ SHARE_DONE = "share_done"  # of a trial's training
 STOPPED_EARLY = "stopped early"
 OUT_OF_TIME = "out of time"
 FAILED = "failed: "
+TABLE_FILE = "trials.parquet"
+AS_JSON = ("params", "drawn", "metrics", "course")
 ENDED = (Trial.TERMINATED, Trial.ERROR)
 
 
@@ -54,13 +61,11 @@ def kept_error(folder: Path, name: str) -> Iterator[None]:
         raise
 
 
-def record_of(
-    run: RunDirectory, params: Mapping[str, Any], decides: Sequence[str], with_test: bool
-) -> TrialRecord:
+def record_of(run: RunDirectory, params: Mapping[str, Any], decides: Sequence[str]) -> TrialRecord:
     """Return how far a trial's run came, by what answers, or would: the last that was validated.
 
-    Its value is the mean of the validation metrics that are named in ``decides``. If it trained to
-    the end, this says so, or, ``with_test``, the figures of the test split.
+    Its value is the mean of the validation metrics that are named in ``decides``. Figures of the
+    test split are not shown, as they may not choose.
     """
     reports = []
     for folder in checkpoint_folders(run.path):
@@ -78,11 +83,9 @@ def record_of(
         if name.startswith(VALIDATION)
     }
     if notes.get("finished"):
-        reached = notes["metrics"]["trained"]
-        metrics = reached["validation"]
-        figures = f"test {in_percent(reached['test'], HEADLINES)}"
-        said = figures if with_test else "trained to the end"
-        record = replace(record, is_whole=True, end=f"{said} ({record.seconds:.0f} s)")
+        metrics = notes["metrics"]["trained"]["validation"]
+        end = f"trained to the end ({record.seconds:.0f} s)"
+        record = replace(record, is_whole=True, end=end)
     if not metrics:
         return record
     value = sum(metrics[name] for name in decides) / len(decides)
@@ -104,7 +107,6 @@ class TrialLog(tune.Callback):
     errors: Path  # folder of the messages of errors; all machines can reach it
     total: int = 0  # how many trials there will be
     prefix: str = ""  # begins the names of trials' runs
-    with_test: bool = True  # whether what is said of a trial's end has metrics of the test split
     ends_at: float = math.inf  # by the monotonic clock
     on_end: Callable[[list[TrialRecord]], None] | None = None  # gets all records when one has ended
 
@@ -119,7 +121,7 @@ class TrialLog(tune.Callback):
         """Return what has become of a trial, by default as Tune has it now."""
         name = name_of(trial)
         directory = RunDirectory.of(self.output, self.run_of(name))
-        record = record_of(directory, trial.config, self.decides, self.with_test)
+        record = record_of(directory, trial.config, self.decides)
         record = replace(record, name=name, course=self.courses[name])
         if record.is_whole or not (trial.status in ENDED if has_ended is None else has_ended):
             return record
@@ -232,3 +234,28 @@ def errors_of(records: Collection[TrialRecord]) -> dict[str, str]:
         for record in records
         if record.end.startswith(FAILED)
     }
+
+
+def write_trials(folder: Path, records: Mapping[str, TrialRecord]) -> None:
+    """Write the table of a sweep's folder anew."""
+    rows = [asdict(record) for record in records.values()]
+    for row in rows:
+        row |= {column: json.dumps(row[column]) for column in AS_JSON}
+    with whole_file(folder / TABLE_FILE) as aside:
+        pq.write_table(pa.Table.from_pylist(rows), aside)
+
+
+def read_trials(folder: Path) -> dict[str, TrialRecord]:
+    """Read a sweep's trials by name, in the order of their begin; none if it has no table yet.
+
+    Raises a RunError if the file is not such a table.
+    """
+    file = folder / TABLE_FILE
+    if not file.is_file():
+        return {}
+    try:
+        rows = pq.read_table(file).to_pylist()
+        parsed = [row | {column: json.loads(row[column]) for column in AS_JSON} for row in rows]
+        return {row["name"]: TrialRecord(**row) for row in parsed}
+    except (pa.ArrowException, ValueError, KeyError, TypeError) as error:
+        raise RunError(f"{file} is damaged; to begin the sweep anew, delete {folder}") from error

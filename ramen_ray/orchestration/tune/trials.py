@@ -132,11 +132,24 @@ def train_all(
         return errors_of(records)
 
 
-class _Halving(ASHAScheduler):
-    """Asynchronous successive halving that lets some trials, and those at their end, go on."""
+class Halving(ASHAScheduler):
+    """Stops trials that lag behind after the same share of their training, but not at their end.
 
-    spared: Collection[str] = ()
-    earlier: Collection[TrialRecord] = ()
+    None is stopped before the share ``grace``, nor those named in ``spared``. They are compared
+    with those of an ``earlier`` call, too.
+    """
+
+    def __init__(
+        self, grace: float, spared: Collection[str] = (), earlier: Collection[TrialRecord] = ()
+    ) -> None:
+        super().__init__(
+            time_attr=SHARE_DONE,
+            max_t=sys.maxsize,  # trials end by themselves
+            grace_period=grace,
+            reduction_factor=REDUCTION_FACTOR,
+        )
+        self.spared = spared
+        self.earlier = earlier
 
     def set_search_properties(self, metric: str | None, mode: str | None, **spec: Any) -> bool:
         """Take what decides, by which trials of earlier calls are compared with, too."""
@@ -153,25 +166,6 @@ class _Halving(ASHAScheduler):
         action: str = super().on_trial_result(tune_controller, trial, result)
         goes_on = result.get(IS_LAST) or name_of(trial) in self.spared
         return self.CONTINUE if goes_on else action
-
-
-def halving(
-    grace: float, spared: Collection[str] = (), earlier: Collection[TrialRecord] = ()
-) -> ASHAScheduler:
-    """Return a scheduler that stops trials that lag behind after the same share of their training.
-
-    None is stopped before the share ``grace``, nor those named in ``spared``. They are compared
-    with those of an ``earlier`` call, too.
-    """
-    scheduler = _Halving(
-        time_attr=SHARE_DONE,
-        max_t=sys.maxsize,  # trials end by themselves
-        grace_period=grace,
-        reduction_factor=REDUCTION_FACTOR,
-    )
-    scheduler.spared = spared
-    scheduler.earlier = earlier
-    return scheduler
 
 
 @dataclass(frozen=True)

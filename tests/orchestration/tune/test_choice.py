@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from ramen_ray.data.store.dataset import Dataset
-from ramen_ray.orchestration.tune.choice import choose, half_of_validation, mean
-from ramen_ray.orchestration.tune.finalists import expected_best
+from ramen_ray.orchestration.tune.choice import choose, expected_best, half_of_validation, mean
 
 NUM_QUERIES = 400
 EVEN = np.arange(NUM_QUERIES) % 2 == 0

@@ -25,8 +25,7 @@ from ramen_ray.orchestration.run.directory import (
     RunError,
 )
 from ramen_ray.orchestration.run.identity import identity_of
-from ramen_ray.orchestration.tune import recommend as recommend_module
-from ramen_ray.orchestration.tune import timed_search as module
+from ramen_ray.orchestration.tune import recommend as module
 from ramen_ray.orchestration.tune.candidates import BASES, near
 from ramen_ray.orchestration.tune.recommend import recommend
 from ramen_ray.orchestration.tune.settings import RecommendConfig
@@ -60,11 +59,11 @@ def test_a_verdict_says_what_matters_what_does_not_and_how_sure_that_is():
     assert stopped.endswith("| 20.00 | 30.00 |  |  | 20 | 12 | ended |")
 
 
-def _search(output: Path, **settings: Any) -> module.TimedSearch:
+def _search(output: Path, **settings: Any) -> module.Search:
     directory = RunDirectory(output / "search")
     directory.create()
     asked = RecommendConfig(dataset="rdocs", output=str(output), **settings)
-    return module.TimedSearch(asked, directory, Dataset(asked.dataset))
+    return module.Search(asked, directory, Dataset(asked.dataset))
 
 
 def _finish(run: RunDirectory, p_at_1: float) -> None:
@@ -169,29 +168,35 @@ def test_further_seeds_of_the_best_and_the_recipe_decide_once_they_are_finished(
     tmp_path, monkeypatch
 ):
     search = _search(tmp_path)
-    search.add(module.bases(search.start("bag"), "bag"))
     reached = {"bag-unidec-graph": 0.4, "bag-depsl": 0.5, "bag-unidec": 0.45, "bag-in_batch": 0.3}
 
     def scores(folder: Path, *_: Any) -> dict[str, tuple[np.ndarray, np.ndarray]]:
         draw = np.random.default_rng(len(folder.name))
         name = folder.name.removeprefix("search-").rpartition("-seed")[0]
         chance = 0.9 if name == "bag-unidec" else 0.5
-        gains = (draw.random(len(half)) < chance).astype(float)
-        return {metric: (gains, np.ones(len(half))) for metric in ("P@1", "R@10")}
+        gains = (draw.random(NUM_VALIDATION) < chance).astype(float)
+        return {metric: (gains, np.ones(NUM_VALIDATION)) for metric in ("P@1", "R@10")}
 
-    half = module.half_of_validation(search.dataset, 0)
+    asked: list[RunConfig] = []
+
+    def train_nothing(configs: dict[str, RunConfig], *_: Any, **limits: Any) -> dict[str, str]:
+        asked[:] = configs.values()
+        return {}
+
+    monkeypatch.setattr(module, "train_all", train_nothing)
     monkeypatch.setattr(module, "scores_of_run", scores)
-    assert search.further_seeds() == {} and search.choice(search.scores(None)) is None
+    search.explore(Run("unused", "unused"))
+    assert search.choice(search.scores(None)) is None
     for name, value in reached.items():
         _finish(RunDirectory.of(str(tmp_path), f"search-{name}"), value)
-    search.again = search.further_seeds()
-    assert list(search.again) == ["bag-unidec-graph", "bag-depsl", "bag-unidec"]
-    runs = [config for of_finalist in search.again.values() for config in of_finalist]
-    assert {config.seed for config in runs} == {1, 2}
-    assert {len(of) for of in search.scores(None).values()} == {1}
+    search.explore(Run("unused", "unused"))
+    assert {config.seed for config in asked} == {1, 2}
+    assert {len(runs) for runs in search.scores(None).values()} == {1}
     assert search.choice(search.scores(None)).chosen == "bag-unidec-graph"
-    for config in runs:
+    for config in asked:
         _finish(RunDirectory.of(str(tmp_path), str(config.name)), 0.4)
+    search.explore(Run("unused", "unused"))
+    assert list(search.again) == ["bag-unidec-graph", "bag-depsl", "bag-unidec"]
     decided = search.choice(search.scores(None))
     assert (decided.chosen, len(decided.expected)) == ("bag-unidec", 2)
 
@@ -232,9 +237,8 @@ class FinishedAtOnce:
     def __init__(self, output: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.trained: list[str] = []
         self.run = open_run(f"sqlite:///{output}/mlflow.db", "tests", "search", output)
-        for where in (module, recommend_module):
-            monkeypatch.setattr(where, "prepared_data", lambda *_: None, raising=False)
-        monkeypatch.setattr(recommend_module, "parent_run", self.parent_run)
+        monkeypatch.setattr(module, "prepared_data", lambda *_: None)
+        monkeypatch.setattr(module, "parent_run", self.parent_run)
         monkeypatch.setattr(module, "train_all", self.train_all)
         monkeypatch.setattr(module, "scores_of_run", self.scores)
 

@@ -46,12 +46,11 @@ from ramen_ray.long_work import in_background
 from ramen_ray.orchestration.run.directory import RunDirectory, RunError
 from ramen_ray.orchestration.tune import sweep as sweep_module
 from ramen_ray.orchestration.tune import trials as trials_module
-from ramen_ray.orchestration.tune.draws import Draw, Drawing, TrialSearch
+from ramen_ray.orchestration.tune.draws import Draw, Drawing, TrialSearch, check_space
 from ramen_ray.orchestration.tune.settings import SweepConfig
-from ramen_ray.orchestration.tune.sweep import SweepResult, check_space, sweep
-from ramen_ray.orchestration.tune.trial_log import STOPPED_EARLY, TrialLog
-from ramen_ray.orchestration.tune.trial_table import TABLE_FILE, write_trials
-from ramen_ray.orchestration.tune.trials import halving, num_held
+from ramen_ray.orchestration.tune.sweep import SweepResult, sweep
+from ramen_ray.orchestration.tune.trial_log import STOPPED_EARLY, TABLE_FILE, TrialLog, write_trials
+from ramen_ray.orchestration.tune.trials import Halving, num_held
 from ramen_ray.presets import PRESETS, bag, minilm_6, tiny, used_sets, with_base
 from ramen_ray.printed_commands import training_command
 from ramen_ray.reports.effects import effects, plot_effects
@@ -197,9 +196,9 @@ def test_as_many_runs_at_once_as_the_machines_have_room_for(workers, machines, h
 
 
 def test_a_trial_is_told_in_one_line():
-    trial = TrialRecord("003-lr-0.1", {}, 0.5, end="test P@1 48.00")
+    trial = TrialRecord("003-lr-0.1", {}, 0.5, end="trained to the end")
     line = tune_job.trial_line(trial, "R@10")
-    assert line == "validation R@10 50.00; test P@1 48.00: 003-lr-0.1"
+    assert line == "validation R@10 50.00; trained to the end: 003-lr-0.1"
 
 
 def test_a_sweep_says_what_each_setting_did(tmp_path):
@@ -271,7 +270,7 @@ def test_a_trial_that_goes_on_is_told_with_the_time_of_all_its_attempts(tmp_path
     trial: Any = SimpleNamespace(config={"name": "a"}, status="RUNNING")
     log = _log(tmp_path, total=1)
     log.on_trial_complete(2, [trial], trial)
-    assert caplog.messages == ["1/1 a: validation P@1 61.00, test P@1 40.00, R@10 70.00 (19 s)"]
+    assert caplog.messages == ["1/1 a: validation P@1 61.00, trained to the end (19 s)"]
 
 
 @pytest.mark.parametrize(
@@ -418,7 +417,7 @@ def test_what_was_cleaned_away_between_calls_is_told_or_not_needed(
     with pytest.raises(KeyboardInterrupt):
         sweep(ours, SETTINGS, margins, training_command)
     ended = {
-        f"{number}": TrialRecord(f"{number}", value=0.1 * number, end="test P@1 48.00")
+        f"{number}": TrialRecord(f"{number}", value=0.1 * number, end="trained to the end")
         for number in range(6)
     }
     write_trials(directory.path, ended)  # and no trial has a folder
@@ -463,7 +462,7 @@ def test_a_dataset_that_changes_between_trials_stops_a_sweep_in_one_line(
 def test_trials_are_stopped_when_they_lag_behind_but_not_at_their_end(is_later_call):
     course = [("best", 0.9), ("good", 0.8), ("fair", 0.7)]
     known = [TrialRecord(name, course=[[s, v] for s in SHARES]) for name, v in course]
-    scheduler = halving(SHARES[0], spared={"ladder"}, earlier=known if is_later_call else ())
+    scheduler = Halving(SHARES[0], spared={"ladder"}, earlier=known if is_later_call else ())
     assert scheduler.set_search_properties("score", "max")
     names = ["poor", "ladder", "late", *(() if is_later_call else dict(course))]
     trials = {

@@ -148,7 +148,7 @@ def test_a_trial_that_is_stopped_leaves_its_process_to_the_next(config, unharmed
         record.end for record in trials.fit(space, tmp_path / "tune", {"scheduler": StopsOne()})
     ]
     assert ends[0] == "stopped early"
-    assert all(end.startswith("test P@1 ") for end in ends[1:])
+    assert all(end.startswith("trained to the end") for end in ends[1:])
     seen = [(tmp_path / name).read_text().split() for name in names]
     assert len({process for process, _ in seen}) == 1
     assert seen[1][1] == seen[2][1], "a thread of the stopped trial goes on"
