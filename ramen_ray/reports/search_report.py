@@ -6,24 +6,28 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
-
+import numpy as np
 import optuna
 import pandas as pd
+from matplotlib.figure import Figure
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution
 from optuna.trial import create_trial
 
 from ramen_ray.method.metrics.comparison import Difference, in_points
 from ramen_ray.method.metrics.ranking import HEADLINES
-from ramen_ray.reports.pages import drawn
+from ramen_ray.reports.pages import PIXELS_PER_INCH, drawn
 from ramen_ray.reports.report_tables import ReportTable, as_list, as_markdown
 
 TRIALS_FILE = "trials.csv"
 BEST_FILE = "best_command.txt"
 MOST_DESCRIBED = 30
 FEWEST = 12  # least number of trials for a plot or importances to be useful
+ADAPTIVE = "regularization.adaptive"
+LAMBDA = "regularization.lambda_"
+RESTART = "walk.restart_probability"
+EXPLAINED = (LAMBDA, "loss.margin", RESTART)
+MATTERS = 0.1  # share of the variance between trials
+PLOT_FILE = "effects.png"
 
 
 @dataclass(frozen=True)
@@ -113,6 +117,65 @@ def _study(trials: Sequence[TrialRecord]) -> optuna.Study:
         params = {key: columns[key][row] for key in distributions}
         study.add_trial(create_trial(params=params, distributions=distributions, value=trial.value))
     return study
+
+
+def effects(trials: Sequence[TrialRecord], shares: Mapping[str, float], noise: float) -> list[str]:
+    """Say of each explained setting whether it matters, and which values the best third have.
+
+    ``shares`` are of the variance between ``trials``, best first, by setting; ``noise`` is the
+    standard deviation over seeds, or 0 if it is not known.
+    """
+    if not shares:  # too few trials
+        return []
+    values = [trial.value for trial in trials if trial.value is not None]
+    if values[0] - values[len(values) // 2] < noise:
+        return ["no setting shows: the best trial is as near the median one as two seeds are"]
+    best = [trial for trial in trials if trial.value is not None][: max(len(values) // 3, 1)]
+    sentences = []
+    for key, share in shares.items():
+        if not key.startswith(EXPLAINED):
+            continue
+        explained = f"{key}: {100 * share:.0f} % of the differences between trials"
+        if share < MATTERS:
+            sentences.append(f"{explained}; it does not matter")
+            continue
+        used = [float(value) for trial in best if (value := trial.params.get(key))]
+        num_without = len(best) - len(used)
+        parts = [f"{min(used):.2g} to {max(used):.2g}"] if used else []
+        if num_without:
+            parts.append(f"{'off' if key == RESTART else '0'} in {num_without}")
+        sentences.append(f"{explained}; the best {len(best)} have {', '.join(parts)}")
+    return sentences
+
+
+def plot_effects(
+    folder: Path, trials: Sequence[TrialRecord], keys: Sequence[str], metric: str, noise: float
+) -> None:
+    """Plot the metric of trials, best first, over settings; the band is two seeds' noise wide."""
+    shown = [key for key in keys if key.startswith(EXPLAINED)]
+    if not shown:
+        return
+    validated = [(trial.params, 100 * trial.value) for trial in trials if trial.value is not None]
+    highest = validated[0][1]
+    figure = Figure(figsize=(3.2 * len(shown), 3.5), layout="constrained")
+    panels = figure.subplots(1, len(shown), sharey=True, squeeze=False)[0]
+    for key, axes in zip(shown, panels, strict=True):
+        for is_adaptive, marker in ((False, "o"), (True, "^")):
+            points = [
+                (params.get(key) or 0, value)
+                for params, value in validated
+                if bool(params.get(ADAPTIVE)) == is_adaptive
+            ]
+            label = "adaptive λ (at its highest)" if is_adaptive else "fixed λ"
+            axes.plot(*np.reshape(points, (-1, 2)).T, marker, label=label)
+        if key.startswith(LAMBDA):
+            positive = [value for params, _ in validated if (value := params.get(key))]
+            axes.set_xscale("symlog", linthresh=min(positive, default=1.0))
+        axes.set_xlabel(key.partition(".")[2] + (" (0: no walk)" if key == RESTART else ""))
+        axes.axhspan(highest - 200 * noise, highest, alpha=0.2, color="grey")
+    panels[0].set_ylabel(f"{metric} (%)")
+    panels[0].legend(fontsize="small")
+    figure.savefig(folder / PLOT_FILE, dpi=PIXELS_PER_INCH)
 
 
 def candidates_table(

@@ -8,10 +8,9 @@ from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.naming import joined_name
 from ramen_ray.orchestration.evaluate import scores_of_run
 from ramen_ray.orchestration.run.directory import Identity, RunDirectory, RunError, finished_run
-from ramen_ray.orchestration.run.identity import check_meanwhile, identity_of
 from ramen_ray.orchestration.tune.choice import Choice, choose, half_of_validation
 from ramen_ray.orchestration.tune.settings import FURTHER_SEEDS
-from ramen_ray.orchestration.tune.trial_log import TrialLog, failures
+from ramen_ray.orchestration.tune.trial_log import TrialLog
 from ramen_ray.orchestration.tune.trials import ERRORS, train_all
 from ramen_ray.tracking.runs import Run
 
@@ -60,10 +59,8 @@ def train_missing(
         decides=(config.training.selection_metric,),
         errors=directory.path / ERRORS,
     )
-    if errors := train_all(missing, parent, directory.path, made_from, log):
-        now = identity_of(config, Dataset(config.dataset))
-        check_meanwhile(made_from, now, config.dataset)
-        raise RunError(failures(errors, len(missing)))
+    if failed := train_all(missing, parent, directory.path, made_from, log):
+        raise RunError(failed)
 
 
 def choose_trained(runs: Repeated, data: Prepared, dataset: Dataset, default: str) -> Choice:

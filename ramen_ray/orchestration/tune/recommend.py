@@ -35,7 +35,7 @@ from ramen_ray.orchestration.tune.candidates import bases, earlier_runs, near, s
 from ramen_ray.orchestration.tune.choice import Choice, Runs, choose, half_of_validation, mean
 from ramen_ray.orchestration.tune.finalists import Repeated, directory_of, further_seeds, with_seeds
 from ramen_ray.orchestration.tune.settings import SEARCHES, WORKERS, RecommendConfig
-from ramen_ray.orchestration.tune.trial_log import STOPPED_EARLY, TrialLog, failures, record_of
+from ramen_ray.orchestration.tune.trial_log import STOPPED_EARLY, TrialLog, record_of
 from ramen_ray.orchestration.tune.trials import ERRORS, Halving, parent_run, train_all
 from ramen_ray.reports.search_report import (
     TrialRecord,
@@ -231,7 +231,7 @@ class Search:
             on_end=self.note_end,
         )
         tuned = {"encoder.pretrained"} if len(self.settings.encoders) > 1 else set[str]()
-        errors = train_all(
+        failed = train_all(
             configs,
             run,
             self.directory.path,
@@ -243,9 +243,9 @@ class Search:
             scheduler=Halving(GRACE, spared),
         )
         self.note_end([])
-        if errors:
-            self.failed = failures(errors, len(configs))
-            logger.warning(self.failed)
+        if failed:
+            self.failed = failed
+            logger.warning(failed)
 
     @property
     def default(self) -> str:

@@ -12,7 +12,6 @@ from typing import Any
 
 import optuna
 from optuna.samplers import BaseSampler, RandomSampler
-from ray.tune.schedulers import TrialScheduler
 
 from ramen_ray.config import ConfigError, RunConfig, overlay
 from ramen_ray.data.store.dataset import Dataset
@@ -25,7 +24,7 @@ from ramen_ray.orchestration.run.directory import (
     RunError,
     deciding_settings,
 )
-from ramen_ray.orchestration.run.identity import check_meanwhile, identity_of, without_tuned
+from ramen_ray.orchestration.run.identity import identity_of, without_tuned
 from ramen_ray.orchestration.run.inputs import edges_to_train, prepared_data, resolved
 from ramen_ray.orchestration.run.processes import VALIDATION
 from ramen_ray.orchestration.tune.choice import Choice, luck, mean
@@ -49,13 +48,17 @@ from ramen_ray.orchestration.tune.trial_log import (
     FAILED,
     OUT_OF_TIME,
     TrialLog,
-    errors_of,
     read_trials,
     write_trials,
 )
 from ramen_ray.orchestration.tune.trials import ERRORS, Halving, Trials, parent_run
-from ramen_ray.reports.effects import effects, plot_effects
-from ramen_ray.reports.search_report import TrialRecord, describe_sweep, write_sweep_report
+from ramen_ray.reports.search_report import (
+    TrialRecord,
+    describe_sweep,
+    effects,
+    plot_effects,
+    write_sweep_report,
+)
 from ramen_ray.tracking.addresses import tracking_uri
 from ramen_ray.tracking.registry import WINNER
 from ramen_ray.tracking.runs import Run, prefixed
@@ -200,18 +203,17 @@ class Sweep:
             with warnings.catch_warnings(), owned_folder(self.directory.path) as storage:
                 # an interrupted trial reports the epochs since its last checkpoint again
                 warnings.filterwarnings("ignore", "The reported value is ignored", UserWarning)
+                ended = [record for record in self.records.values() if record.end]
+                grace = settings.grace_epochs / config.training.epochs
                 limits = {
                     "search_alg": self._search(prior),
-                    "scheduler": self._halving() if settings.stop_early else None,
+                    "scheduler": Halving(grace, earlier=ended) if settings.stop_early else None,
                     "num_samples": missing,
                     "time_budget_s": settings.time_budget,
                     "metric": self.metric,
                     "mode": "max",
                 }
                 self.keep(trials.fit({}, storage / "tune", limits))
-        if errors_of(self.records.values()):
-            now = identity_of(config, Dataset(config.dataset))
-            check_meanwhile(made_from, now, config.dataset)
         records = best_first(self.records.values())
         if not records or records[0].value is None:
             ends = "; ".join(record.end for record in records if record.end) or OUT_OF_TIME
@@ -276,10 +278,6 @@ class Sweep:
             first = [self.drawing.own(), *(dict(best.drawn) for best in of_space[:1])]
             search.first += [drawn for drawn in first if drawn is not None]
         return search
-
-    def _halving(self) -> TrialScheduler:
-        ended = [record for record in self.records.values() if record.end]
-        return Halving(self.settings.grace_epochs / self.config.training.epochs, earlier=ended)
 
     def write(self) -> None:
         """Write the table of trials."""

@@ -218,22 +218,17 @@ class TrialLog(tune.Callback):
             logger.warning("%s is not shown in MLflow yet: %s", record.name, error)
 
 
-def failures(errors: Mapping[str, str], num_runs: int) -> str:
-    """Say which runs failed, each error once."""
+def failures(records: Collection[TrialRecord]) -> str:
+    """Say which runs failed, each error once; "" if none did."""
     names = defaultdict[str, list[str]](list)
-    for name, error in errors.items():
-        names[error].append(name)
+    for record in records:
+        if record.end.startswith(FAILED):
+            names[record.end.removeprefix(FAILED)].append(record.name)
+    if not names:
+        return ""
+    count = sum(map(len, names.values()))
     lines = "\n".join(f"  {', '.join(failed)}: {error}" for error, failed in names.items())
-    return f"{len(errors)} of {num_runs} runs failed:\n{lines}"
-
-
-def errors_of(records: Collection[TrialRecord]) -> dict[str, str]:
-    """Return the errors of the trials that failed, one line each, by name."""
-    return {
-        record.name: record.end.removeprefix(FAILED)
-        for record in records
-        if record.end.startswith(FAILED)
-    }
+    return f"{count} of {len(records)} runs failed:\n{lines}"
 
 
 def write_trials(folder: Path, records: Mapping[str, TrialRecord]) -> None:

@@ -37,7 +37,7 @@ from ramen_ray.orchestration.cluster.resources import (
     user_errors,
     worker_share,
 )
-from ramen_ray.orchestration.run.directory import Identity, RunDirectory
+from ramen_ray.orchestration.run.directory import Identity, RunDirectory, RunError
 from ramen_ray.orchestration.run.fit import TrainResult, fit_on
 from ramen_ray.orchestration.run.identity import check_meanwhile, identity_of
 from ramen_ray.orchestration.run.inputs import edges_to_train, is_ready, prepared_data, resolved
@@ -55,7 +55,7 @@ from ramen_ray.orchestration.tune.trial_log import (
     NAME,
     SHARE_DONE,
     TrialLog,
-    errors_of,
+    failures,
     kept_error,
     name_of,
 )
@@ -88,6 +88,10 @@ def parent_run(directory: RunDirectory, config: RunConfig, made_from: Identity) 
                 yield run
                 # of one dataset, MLflow keeps the figures that come first: those of the runs
                 run.log_dataset(dataset.name, made_from["dataset"], dataset.path, {})
+            except RunError:  # maybe as what runs are made from is not what it was
+                now = identity_of(config, Dataset(config.dataset))
+                check_meanwhile(made_from, now, config.dataset)
+                raise
             except KeyboardInterrupt as stop:
                 raise KeyboardInterrupt(
                     "the same command keeps finished runs, and goes on"
@@ -101,7 +105,7 @@ def train_all(
     expected: Identity,
     log: TrialLog,
     **limits: Any,
-) -> dict[str, str]:
+) -> str:
     """Train every configuration as a part of one MLflow run; if one fails, the others go on.
 
     Args:
@@ -113,10 +117,8 @@ def train_all(
         limits: of Tune's TuneConfig.
 
     Returns:
-        The errors, a line each, by name.
+        Which runs failed, in words; "" if none did.
     """
-    if not configs:
-        return {}
     first = next(iter(configs.values()))
     dataset = Dataset(first.dataset)
     for config in configs.values() if first.workers.num_workers == 1 else ():
@@ -129,7 +131,7 @@ def train_all(
         records = trials.fit(space, storage / "trials", limits)
         if not limits and len(records) < len(configs):
             raise KeyboardInterrupt  # before Tune had drawn the rest
-        return errors_of(records)
+        return failures(records)
 
 
 class Halving(ASHAScheduler):

@@ -20,7 +20,7 @@ from ramen_ray.orchestration.run import checks
 from ramen_ray.orchestration.run.checks import check_config
 from ramen_ray.orchestration.run.directory import RunError, open_run_directory
 from ramen_ray.orchestration.run.identity import identity_of
-from ramen_ray.orchestration.tune import ablation
+from ramen_ray.orchestration.tune import finalists
 from ramen_ray.orchestration.tune.ablation import (
     AblationConfig,
     AblationResult,
@@ -133,11 +133,11 @@ def test_a_dataset_that_changes_between_runs_stops_an_ablation_in_one_line(
     ):
         ablate(own, ABLATION)
 
-    def change_first(*arguments: Any) -> dict[str, str]:
+    def change_first(*arguments: Any) -> str:
         shutil.copy(dataset / "queries" / "validation.parquet", dataset / "queries/test.parquet")
         return train_all(*arguments)
 
-    monkeypatch.setattr(ablation, "train_all", change_first)
+    monkeypatch.setattr(finalists, "train_all", change_first)
     with pytest.raises(
         RunError, match=r"has changed meanwhile: dataset .*; put it back"
     ) as failure:

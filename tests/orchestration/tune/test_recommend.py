@@ -179,9 +179,9 @@ def test_further_seeds_of_the_best_and_the_recipe_decide_once_they_are_finished(
 
     asked: list[RunConfig] = []
 
-    def train_nothing(configs: dict[str, RunConfig], *_: Any, **limits: Any) -> dict[str, str]:
+    def train_nothing(configs: dict[str, RunConfig], *_: Any, **limits: Any) -> str:
         asked[:] = configs.values()
-        return {}
+        return ""
 
     monkeypatch.setattr(module, "train_all", train_nothing)
     monkeypatch.setattr(module, "scores_of_run", scores)
@@ -246,12 +246,12 @@ class FinishedAtOnce:
         directory.create()
         return nullcontext(self.run)
 
-    def train_all(self, configs: dict[str, RunConfig], *_: Any, **limits: Any) -> dict[str, str]:
+    def train_all(self, configs: dict[str, RunConfig], *_: Any, **limits: Any) -> str:
         assert limits["time_budget_s"] > 0
         for name, config in configs.items():
             self.trained.append(name)
             _finish_as(RunDirectory.of(config.output, name), config, self.chance(config))
-        return {}
+        return ""
 
     @staticmethod
     def chance(config: RunConfig) -> float:
@@ -288,9 +288,9 @@ def test_a_search_goes_on_near_what_is_better_and_ends_with_further_seeds(
 def test_encoders_that_are_compared_are_not_taken_for_changed_ones(tmp_path, monkeypatch):
     expected: list[Identity] = []
 
-    def train_nothing(*arguments: Any, **limits: Any) -> dict[str, str]:
+    def train_nothing(*arguments: Any, **limits: Any) -> str:
         expected.append(arguments[3])
-        return {}
+        return ""
 
     monkeypatch.setattr(module, "train_all", train_nothing)
     for encoders in (("bag",), ("bag", "minilm")):

@@ -53,8 +53,7 @@ from ramen_ray.orchestration.tune.trial_log import STOPPED_EARLY, TABLE_FILE, Tr
 from ramen_ray.orchestration.tune.trials import Halving, num_held
 from ramen_ray.presets import PRESETS, bag, minilm_6, tiny, used_sets, with_base
 from ramen_ray.printed_commands import training_command
-from ramen_ray.reports.effects import effects, plot_effects
-from ramen_ray.reports.search_report import TrialRecord, write_sweep_report
+from ramen_ray.reports.search_report import TrialRecord, effects, plot_effects, write_sweep_report
 from ramen_ray.tracking.addresses import TrackingError, tracking_uri
 from ramen_ray.tracking.registry import WINNER, Registry
 from ramen_ray.tracking.runs import DESCRIPTION_TAG, Run, open_run
