@@ -371,7 +371,8 @@ class Handed:
 
     def __init__(self, trainable: Any, tune_config: TuneConfig, **_: Any) -> None:
         self.on_workers = cloudpickle.dumps(trainable)
-        self.here = cloudpickle.dumps((tune_config.search_alg, tune_config.scheduler))
+        self.search: Any = tune_config.search_alg
+        self.here = cloudpickle.dumps((self.search, tune_config.scheduler))
 
     def fit(self) -> None:
         raise KeyboardInterrupt
@@ -406,6 +407,27 @@ def test_a_worker_needs_nothing_of_a_user_s_to_train_a_trial(without_ray, config
     cloudpickle.loads(handed.on_workers)
     with pytest.raises(ModuleNotFoundError, match=__name__):
         cloudpickle.loads(handed.here)
+
+
+def test_a_sweep_begins_with_the_best_of_another_that_its_space_has(without_ray, config, caplog):
+    directory = RunDirectory.of(config.output, "week-1", "sweeps")
+    directory.create()
+    directory.note(plan={"training.selection_metric": "R@10"})
+    drawn = {"a": {"loss.margin": 0.2}, "b": {"loss.margin": 0.4}, "c": {"loss.gone": 0.4}}
+    write_trials(
+        directory.path,
+        {
+            name: TrialRecord(name, value=0.1 * rank, end="trained to the end", drawn=drawn[name])
+            for rank, name in enumerate(drawn)
+        },
+    )
+    settings = SETTINGS.model_copy(update={"from_sweep": "week-1"})
+    with pytest.raises(KeyboardInterrupt):
+        sweep(overlay(config, {"name": "week-2"}), settings, margins, training_command)
+    own, prior, new = (without_ray[0].search.suggest(str(number)) for number in range(3))
+    assert own["loss.margin"] == config.loss.margin and prior["loss.margin"] == 0.4
+    assert new["loss.margin"] not in {0.2, 0.4}
+    assert "1 of 3 trials of --from-sweep week-1 have settings that this space" in caplog.text
 
 
 def test_what_was_cleaned_away_between_calls_is_told_or_not_needed(
@@ -628,25 +650,6 @@ def test_a_sweep_grows_under_its_name_and_ends_with_finalists(result, config):
     links = re.findall(r"\[([^]]+)\]\(#/experiments/\d+/runs/(\w+)", tags[DESCRIPTION_TAG])
     assert winner in {run_id for _, run_id in links}
     assert ("trials.csv", grown.run.id) in links
-
-
-@pytest.mark.slow
-def test_settings_that_the_space_of_a_prior_had_and_ours_has_not_are_told(result, config, caplog):
-    assert result.trials
-
-    def space(draw: Draw) -> None:
-        for key in LAMBDAS:
-            draw.number(key, 0.01, 1.0, log=True)
-
-    settings = SETTINGS.model_copy(update={"from_sweep": "search", "num_samples": 2})
-    this_week = sweep(
-        overlay(config, {"name": "this-week", "seed": 3}), settings, space, training_command
-    )
-    own, prior = sorted(this_week.trials, key=lambda trial: trial.name)
-    tried = [dict(trial.drawn) for trial in result.trials]
-    assert own.drawn == dict.fromkeys(LAMBDAS, 0.1)
-    assert "trials of --from-sweep search have settings that this space has not" in caplog.text
-    assert prior.drawn not in tried, "all of them drew a dataset, which this space does not"
 
 
 @pytest.mark.slow
