@@ -160,17 +160,28 @@ def bad_match_rates(names: NameList, predictions: pa.Table) -> dict[str, float]:
     has_any_name = np.zeros(len(first), dtype=np.bool_)
     is_bad_at_all = np.zeros(len(first), dtype=np.bool_)
     rates: dict[str, float] = {}
-    for number, kind in enumerate(names.kinds):
-        is_of_kind = np.flatnonzero(names.kind_of == number)
+    for kind, has_name, is_bad in bad_matches(names.kind_of, queries, ads):
+        of_kind = _rates(ranks, has_name, is_bad)
+        rates |= {f"{names.kinds[kind]}/{name}": rate for name, rate in of_kind.items()}
+        has_any_name |= has_name
+        is_bad_at_all |= is_bad
+    return rates | _rates(ranks, has_any_name, is_bad_at_all)
+
+
+def bad_matches(
+    kind_of: Int64s, queries: csr_array, ads: csr_array
+) -> Iterator[tuple[int, Booleans, Booleans]]:
+    """Yield each kind, and which pairs (n,) have a query with a name of it, and are bad matches.
+
+    ``queries`` and ``ads`` (n, entities) say which entities, of ``kind_of`` (entities,), they name.
+    """
+    for kind in np.unique(kind_of).tolist():
+        is_of_kind = np.flatnonzero(kind_of == kind)
         in_query = queries[:, is_of_kind]
         in_ad = ads[:, is_of_kind]
         has_name = np.diff(in_query.indptr) > 0
         in_common = in_query.multiply(in_ad).sum(axis=1)
-        is_bad = has_name & (np.diff(in_ad.indptr) > 0) & (in_common == 0)
-        rates |= {f"{kind}/{name}": rate for name, rate in _rates(ranks, has_name, is_bad).items()}
-        has_any_name |= has_name
-        is_bad_at_all |= is_bad
-    return rates | _rates(ranks, has_any_name, is_bad_at_all)
+        yield kind, has_name, has_name & (np.diff(in_ad.indptr) > 0) & (in_common == 0)
 
 
 def _rates(ranks: Int64s, has_name: Booleans, is_bad: Booleans) -> dict[str, float]:
