@@ -32,23 +32,6 @@ def test_the_recipe_draws_the_same_files(tmp_path, monkeypatch):
     assert len(made) == 6
 
 
-def test_products_come_and_go():
-    first, second = _ads(1), _ads(2)
-    assert (len(first), len(second - first), len(first - second)) == (1900, 150, 157)
-
-
-@pytest.mark.parametrize("week", [1, 2])
-def test_only_sessions_tell_what_spare_parts_fit(week):
-    parts = {row["ad_id"] for row in _rows(week, "catalogue") if row["category"] == "spare parts"}
-    unclicked = parts - _ads(week, "clicks")
-    assert len(unclicked) > len(parts) / 8
-    opened_with: dict[str, set[str]] = {}
-    for row in _rows(week, "sessions"):
-        opened_with.setdefault(row["session_id"], set()).add(row["ad_id"])
-    told = set().union(*(ads for ads in opened_with.values() if len(ads - parts - {""}) == 1))
-    assert len(told & unclicked) > 0.9 * len(unclicked)
-
-
 @pytest.mark.parametrize("week", [1, 2])
 def test_a_week_is_a_dataset_without_faults(week, tmp_path):
     folder = SHOP / f"week_{week}"

@@ -48,7 +48,7 @@ cases = st.builds(
 )
 
 
-@settings(max_examples=6)
+@settings(max_examples=3)
 @given(st.integers(0, 10**6), st.booleans(), cases)
 def test_clicks_are_added_as_plain_loops_add_them(dataset_seed, weighted, chosen):
     with TemporaryDirectory() as folder:

@@ -40,22 +40,10 @@ threading.Thread(target=time.sleep, args=[600]).start()
 """
 
 
-EXITS = """
-import atexit, sys, time
-from ramen_ray.command_line import run_job
-atexit.register(lambda: [print("begun", flush=True), time.sleep(600)])
-sys.exit(run_job(lambda: 0))
-"""
-
-
 @pytest.mark.parametrize("begins", ["", HANGS])
 @pytest.mark.parametrize("number", CODES)
 def test_a_job_ends_with_the_code_of_its_signal(number, begins):
     assert ended_by(number, begins + SLEEPS) == (CODES[number], "interrupted\n")
-
-
-def test_a_job_that_is_ended_amid_its_exit_says_nothing():
-    assert ended_by(signal.SIGTERM, EXITS) == (-signal.SIGTERM, "")
 
 
 def test_ctrl_c_while_a_job_loads_its_libraries_is_one_line():

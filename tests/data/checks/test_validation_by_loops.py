@@ -1,28 +1,21 @@
 """Findings of any dataset against plain loops; and any damage gives findings."""
 
-import json
-import shutil
 import tempfile
 from collections import Counter
-from contextlib import nullcontext, suppress
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import pyarrow as pa
-import pytest
-from breaking import Change, cast, change_json, cut, edit, set_bytes, set_cells, write
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from random_datasets import JSON
-from support import MAX_LENGTH, prepare_in_process, query_table, text_table
+from support import query_table, text_table
 from written_out import plain
 
 from ramen_ray.data.checks import validation
 from ramen_ray.data.checks.validation import validate
-from ramen_ray.data.store.dataset import Dataset, DatasetError, write_dataset
-from ramen_ray.data.store.schemas import AD_EDGES, FILTERS, schema_of
+from ramen_ray.data.store.dataset import write_dataset
+from ramen_ray.data.store.schemas import AD_EDGES, FILTERS
 
 
 def _expected(what: str, hits: list[tuple[int, Any]], out_of: int | None = None) -> list[str]:
@@ -139,62 +132,3 @@ def test_cross_table_findings_are_those_of_loops(train, test, ads, anchors, edge
     expected = [line for what, rows, whole in hits for line in _expected(what, rows, whole)]
     expected += [] if clicked else ["no train query has a click"]
     assert Counter(found) == Counter(expected)
-
-
-TABLES = st.sampled_from(
-    ["ads", "queries/train", "queries/test", "anchors/links", "edges/links/ad", "filters/test"]
-)
-IDS = st.one_of(st.none(), st.integers(-2, 70), st.integers(-(2**63), 2**63 - 1))
-TYPES = [
-    *(pa.int8(), pa.int32(), pa.uint64(), pa.float64(), pa.large_string(), pa.bool_()),
-    *(pa.list_(pa.int64()), pa.null()),
-]
-
-
-@st.composite
-def changes(draw: st.DrawFn) -> Change:
-    """A change to a dataset directory, harmless or not."""
-    table, row, column = draw(TABLES), draw(st.integers(0, 8)), draw(st.integers(0, 2))
-    columns = schema_of(table).names
-    name = columns[column % len(columns)]
-    match draw(st.sampled_from(["drop", "cast", "ids", "lists", "bytes", "cut", "json", "raw"])):
-        case "drop":
-            return edit(table, lambda rows: rows.drop_columns([name]))
-        case "cast":
-            return cast(table, name, draw(st.sampled_from(TYPES)))
-        case "ids":
-            return set_cells(table, columns[0], row, *draw(st.lists(IDS, min_size=1, max_size=3)))
-        case "lists":
-            lists = draw(st.lists(st.none() | st.lists(IDS, max_size=3), min_size=1, max_size=3))
-            return set_cells("queries/train", "ad_ids", row, *lists)
-        case "bytes":
-            texts = "anchors/links" if "text" not in columns else table
-            return set_bytes(texts, row, draw(st.binary(max_size=6)))
-        case "cut":
-            return cut(table, draw(st.integers(0, 3000)))
-        case "json":
-            value = draw(JSON)
-            whole = write("dataset.json", json.dumps(value).encode())
-            return draw(st.sampled_from([change_json(num_rows=value), whole]))
-    return write("dataset.json", draw(st.binary(max_size=40)))
-
-
-@settings(max_examples=12)
-@given(made=st.lists(changes(), min_size=1, max_size=3))
-def test_damage_gives_findings_or_data_that_can_be_prepared(dataset_path, encoder_path, made):
-    with tempfile.TemporaryDirectory() as folder:
-        path = shutil.copytree(dataset_path, Path(folder) / "changed")
-        for change in made:
-            # a change may not apply any more after those before it
-            with suppress(pa.ArrowException, OSError, KeyError, ValueError, TypeError):
-                change(path)
-        try:
-            findings = validate(Dataset(path))
-        except DatasetError:
-            return
-        assert json.dumps([asdict(finding) for finding in findings])
-        usable = not any(finding.severity == "error" for finding in findings)
-        prepared = Path(folder) / "prepared"
-        prepared.mkdir()
-        with nullcontext() if usable else pytest.raises(DatasetError):
-            prepare_in_process(Dataset(path), prepared, str(encoder_path), MAX_LENGTH, True)

@@ -60,7 +60,7 @@ cases = st.builds(
 )
 
 
-@settings(max_examples=6)
+@settings(max_examples=4)
 @given(st.integers(0, 10**6), st.integers(4, 14), cases)
 def test_a_split_is_what_plain_loops_make_of_the_rule(dataset_seed, num_ads, case):
     with TemporaryDirectory() as folder:

@@ -84,7 +84,7 @@ def _contents(dataset: Dataset) -> tuple[Any, Any]:
     return queries, {split: pairs for split, pairs in filters.items() if pairs}
 
 
-@settings(max_examples=20)
+@settings(max_examples=10)
 @given(
     splits=st.lists(st.sampled_from(SPLITS), min_size=len(GROUPS), max_size=len(GROUPS)),
     clicks=PAIRS.filter(len),

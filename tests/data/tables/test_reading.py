@@ -20,7 +20,7 @@ from support import write_frame
 from ramen_ray.data.findings import Finding, Tallies
 from ramen_ray.data.store.dataset import DatasetError
 from ramen_ray.data.tables.reading import lines
-from ramen_ray.data.tables.reading.cells import as_numbers, as_seconds, as_strings
+from ramen_ray.data.tables.reading.cells import as_strings
 from ramen_ray.data.tables.reading.columns import Column
 from ramen_ray.data.tables.reading.files import find_files
 from ramen_ray.data.tables.reading.lines import MAX_LINE_BYTES, Rows
@@ -302,22 +302,6 @@ def test_files_that_are_no_part_of_a_table_are_refused(case, source, tmp_path):
     make(tmp_path)
     with pytest.raises(DatasetError, match=message):
         _rows(tmp_path / source, "query")
-
-
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    content=st.binary(max_size=80), name=st.sampled_from(["a.csv", "a.jsonl", "a.parquet", "a.tsv"])
-)
-def test_random_bytes_are_cells_or_a_clear_error(content, name, tmp_path):
-    start = b'{"query": "a"}\n' if name == "a.jsonl" else b"query\n"
-    (tmp_path / name).write_bytes(start + content)
-    try:
-        for rows in _rows(tmp_path / name, "query"):
-            as_strings(rows.cells["query"])
-            as_numbers(rows.cells["query"])
-            as_seconds(rows.cells["query"])
-    except DatasetError as error:
-        assert name in str(error)
 
 
 ODD_COLUMNS: dict[str, tuple[pa.Array, str]] = {

@@ -192,7 +192,7 @@ def _expected_side(
     }
 
 
-@settings(max_examples=20)
+@settings(max_examples=12)
 @given(rows=ROWS, limits=SETTINGS, threads=st.integers(1, 4))
 def test_edges_are_those_of_plain_loops(dataset, rows, limits, threads, tmp_path_factory):
     folder = tmp_path_factory.mktemp("log")

@@ -91,9 +91,8 @@ def test_an_address_may_name_its_store_and_a_bad_one_is_one_line_without_secrets
     assert len(find_files(clicks, ["query", "day"])) == len(DAYS)
     table = UserTable(clicks, {"query": text_column("query", "refuse")}, skip_bad_rows=False)
     assert "s3cret" not in table.source
-    closed = f"127.0.0.1:{free_port()}"
     misspelt = clicks.replace(BUCKET, "misspelt")
-    for bad in (misspelt, clicks.replace("days", "none"), clicks.replace(host, closed)):
+    for bad in (misspelt, clicks.replace("days", "none")):
         with pytest.raises(DatasetError, match=r"s3://\*\*\*@"):
             find_files(bad, ["query"])
     code, said = run_here(ingest, "tables", "--clicks", misspelt, "--output", tmp_path / "made")
@@ -107,7 +106,7 @@ def test_a_google_store_that_does_not_answer_is_given_up_soon(monkeypatch):
     monkeypatch.setattr(files, "GOOGLE_RETRIES_S", 1)
     store = f"scheme=http&endpoint_override=127.0.0.1:{free_port()}"
     start = time.monotonic()
-    with pytest.raises(DatasetError, match=r"^cannot open gs://.*Could.* connect"):
+    with pytest.raises(DatasetError, match=r"^cannot open gs://\*\*\*@.*Could.* connect"):
         find_files(f"gs://anonymous@bucket/clicks?{store}", ["query"])
     assert time.monotonic() - start < SECONDS_TO_GIVE_UP
 

@@ -103,7 +103,7 @@ def _by_loops(events: list[tuple[int, int, int, int]], all_clicks: bool, limits:
     return found, kept_ads
 
 
-@settings(max_examples=30)
+@settings(max_examples=12)
 @given(events=EVENTS, held_out=st.sampled_from(["new-queries", "later-clicks"]), limits=SOME_LIMITS)
 def test_a_split_by_time_is_that_of_plain_loops(events, held_out, limits, tmp_path_factory):
     """What is held out decides on nothing that is trained on."""

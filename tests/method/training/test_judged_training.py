@@ -69,12 +69,17 @@ def data(parent, encoder_path, tmp_path_factory) -> Prepared:
     return prepare_in_process(parent, folder, str(encoder_path), 16, add_special_tokens=False)
 
 
-@pytest.fixture
-def config(request, encoder_path, parent) -> RunConfig:
+@pytest.fixture(scope="module")
+def configs(encoder_path, parent) -> dict[str, RunConfig]:
     encoder = EncoderConfig(kind="bag", pretrained=str(encoder_path))
     changes = {"training.global_batch_size": 15, "optimizer.lr": 0.05, "training.epochs": 3}
     start = overlay(RunConfig(encoder=encoder, dataset=str(parent.path)), changes)
-    return overlay(start, CONFIGS[getattr(request, "param", "triplet")])
+    return {name: overlay(start, more) for name, more in CONFIGS.items()}
+
+
+@pytest.fixture
+def config(request, configs) -> RunConfig:
+    return configs[getattr(request, "param", "triplet")]
 
 
 def _grades(parent: Dataset, data: Prepared) -> Grades:
@@ -244,26 +249,27 @@ def test_terms_and_gradients_equal_loops_in_which_high_ads_are_no_negatives(conf
     torch.testing.assert_close(*gradients, rtol=1e-3, atol=1e-5)
 
 
-def _worker(rank: int, folder: Path, config: RunConfig, prepared: Path) -> None:
-    run = ConfiguredRun(config, Prepared(prepared))
-    run.state.model = nn.parallel.DistributedDataParallel(run.model)
-    losses = run.train(4)
-    if rank == 0:
-        (folder / "losses.json").write_text(json.dumps(losses))
+def _worker(rank: int, folder: Path, configs: dict[str, RunConfig], prepared: Path) -> None:
+    for name, config in configs.items():
+        run = ConfiguredRun(config, Prepared(prepared))
+        run.state.model = nn.parallel.DistributedDataParallel(run.model)
+        losses = run.train(4)
+        if rank == 0:
+            (folder / name).write_text(json.dumps(losses))
 
 
-@pytest.mark.parametrize("config", CONFIGS, indirect=True)
-def test_two_workers_and_a_resumed_run_equal_one_that_is_whole(config, data, tmp_path):
-    whole = ConfiguredRun(config, data)
-    expected = whole.train(4)
-    run_two_workers(_worker, tmp_path, config, data.path)
-    np.testing.assert_allclose(json.loads((tmp_path / "losses.json").read_text()), expected, 1e-4)
-    first = ConfiguredRun(config, data)
-    before = first.train(2)
-    first.save(tmp_path / "c")
-    second = ConfiguredRun(config, data, tmp_path / "c")
-    restore_checkpoint(tmp_path / "c", second.state)
-    assert before + second.train(4) == expected
+def test_two_workers_and_a_resumed_run_equal_one_that_is_whole(configs, data, tmp_path):
+    run_two_workers(_worker, tmp_path, configs, data.path)
+    for name, config in configs.items():
+        whole = ConfiguredRun(config, data)
+        expected = whole.train(4)
+        np.testing.assert_allclose(json.loads((tmp_path / name).read_text()), expected, 1e-4)
+        first = ConfiguredRun(config, data)
+        before = first.train(2)
+        first.save(tmp_path / "c" / name)
+        second = ConfiguredRun(config, data, tmp_path / "c" / name)
+        restore_checkpoint(tmp_path / "c" / name, second.state)
+        assert before + second.train(4) == expected
 
 
 def test_without_a_use_judgements_change_no_bit_and_without_judgements_no_setting_acts(

@@ -27,9 +27,9 @@ from ramen_ray.orchestration.deploy import compile as compilation
 from ramen_ray.tracking.aliases import holder_of, restore
 from ramen_ray.tracking.registry import Registry
 
-WITHOUT_TORCH = """
+ALONE = """
 import json, sys
-sys.modules["torch"] = sys.modules["transformers"] = None
+sys.modules |= dict.fromkeys(("torch", "transformers", "ray", "ramen_ray"))
 import mlflow
 model = mlflow.pyfunc.load_model(sys.argv[1])
 print(json.dumps(model.predict(json.loads(sys.argv[2]))["scores"].tolist()))
@@ -80,7 +80,7 @@ def test_a_compiled_retriever_replaces_the_original_and_answers_alike_without_to
     uses_gpu = [registry.look_up(f"models:/eager/{version}").uses_gpu for version in (1, 2)]
     assert uses_gpu == [True, False]
     original = registry.load("models:/eager/1").answer(queries)
-    script = [sys.executable, "-c", WITHOUT_TORCH, "models:/eager@champion", json.dumps(queries)]
+    script = [sys.executable, "-c", ALONE, "models:/eager@champion", json.dumps(queries)]
     environment = {**os.environ, "MLFLOW_TRACKING_URI": registry.uri}
     done = subprocess.run(script, capture_output=True, text=True, env=environment, cwd=tmp_path)
     assert done.returncode == 0, done.stderr

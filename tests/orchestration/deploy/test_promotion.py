@@ -214,8 +214,16 @@ def _state(store: Store, name: str) -> tuple[object, ...]:
     return model.aliases, model.tags, [(one.version, one.source) for one in versions]
 
 
-@pytest.mark.parametrize("named", ["champion", "challenger"])
-@pytest.mark.parametrize("how", ["promoted", "extended", "restored", "deleted"])
+@pytest.mark.parametrize(
+    ("how", "named"),
+    [
+        ("promoted", "champion"),
+        ("promoted", "challenger"),
+        ("extended", "champion"),
+        ("restored", "challenger"),
+        ("deleted", "champion"),
+    ],
+)
 def test_a_champion_that_moves_while_it_is_compared_is_not_replaced(
     how, named, store, job, promoted, logged, tmp_path, monkeypatch
 ):

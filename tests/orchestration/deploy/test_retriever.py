@@ -1,9 +1,7 @@
 """The logged model against exact search with the encoder that it was made from."""
 
 import json
-import os
 import shutil
-import urllib.error
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import version
@@ -17,7 +15,7 @@ import pytest
 import torch
 from mlflow.exceptions import MlflowException
 from sentence_transformers import SentenceTransformer
-from stores import FLAT, served_by_mlflow
+from stores import FLAT
 from support import MAX_LENGTH
 
 from ramen_ray.answering import code_of
@@ -239,34 +237,6 @@ def test_the_environment_is_pinned_and_minimal(logged):
     assert pins.keys() == needed
     for name in needed - {"faiss-cpu"}:
         assert version(name).partition("+")[0] == pins[name]
-
-
-def test_serving_answers_over_http_without_ray_and_the_library(logged, queries, tmp_path):
-    if not logged.trained.joinpath("encoder/config.json").exists():
-        pytest.skip("one server is enough")
-    for name in ("ray", "ramen_ray"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "__init__.py").write_text("raise ImportError('not served here')")
-    environment = {**os.environ, "MLFLOW_TRACKING_URI": logged.run.uri, "PYTHONPATH": str(tmp_path)}
-    uri, log = f"models:/{logged.model_id}", tmp_path / "server.log"
-    with served_by_mlflow(uri, log, env=environment, cwd=tmp_path) as post:
-        request = {"inputs": queries[:3], "params": {"top_k": 3}}
-        answered = post(request)
-        expected = logged.model.predict(queries[:3], params={"top_k": 3})
-        assert [row["ad_ids"] for row in answered] == expected["ad_ids"].tolist()
-        assert [row["ads"] for row in answered] == expected["ads"].tolist()
-        np.testing.assert_allclose([row["scores"] for row in answered], expected["scores"].tolist())
-        mixed = [queries[0], "", None, 7]
-        split = {"columns": ["query"], "data": [[query] for query in mixed]}
-        objects = [{"query": query} for query in mixed]
-        for body in ({"instances": mixed}, {"dataframe_split": split}, {"inputs": objects}):
-            rows = post({**body, "params": {"top_k": None}})
-            assert [len(row["ad_ids"]) for row in rows] == [10, 0, 0, 0], body
-            assert rows[0]["ad_ids"][:3] == answered[0]["ad_ids"]
-        with pytest.raises(urllib.error.HTTPError) as refused:
-            post({"inputs": ["robin"], "params": {"top_k": 1000}})
-        assert refused.value.code == 400
-        assert "top_k is 1000" in refused.value.read().decode()
 
 
 @pytest.mark.parametrize("dim", [1, 3, 32, 384, 768, 50])

@@ -4,7 +4,6 @@ import json
 import shutil
 import subprocess
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -20,7 +19,6 @@ from ramen_ray.method.model.dual_encoder import DualEncoder
 from ramen_ray.method.model.texts import TokenBatch
 from ramen_ray.method.sampling.training_data import Regularizer
 from ramen_ray.method.training.state import CheckpointError
-from ramen_ray.orchestration.background.task import read_report
 from ramen_ray.orchestration.evaluate import evaluate_checkpoint
 from ramen_ray.orchestration.run.directory import RunDirectory, RunError
 from ramen_ray.orchestration.run.fit import fit, fit_on
@@ -120,26 +118,6 @@ def test_a_run_without_classifiers_cannot_answer_by_them(unharmed, tmp_path):
         file.unlink()
     with pytest.raises(CheckpointError, match=r"no classifiers folder, but its config\.json"):
         evaluate_checkpoint(copied, "test")
-
-
-def test_a_synchronous_run_takes_every_generation_where_it_began_it(unharmed):
-    made = {path.name for path in (unharmed.run_directory / "shortlists").iterdir()}
-    assert made == {f"step_{2 * EPOCH:09d}"}, "only those in use are left"
-    assert _history(unharmed.run, "shortlists/step") == [(EPOCH,) * 2, (2 * EPOCH,) * 2]
-    generations = range(EPOCH, NUM_STEPS, EPOCH)
-    assert _history(unharmed.run, "graph/step") == [(step, step) for step in generations]
-    waited = [seconds for _, seconds in _history(unharmed.run, "graph/waited_s")]
-    assert all(before < after for before, after in pairwise([0, *waited]))
-    notes = RunDirectory(unharmed.run_directory).notes
-    renewed = _history(unharmed.run, "shortlists/waited_s")[-1][1]
-    assert notes["waited_seconds"] == pytest.approx(waited[-1] + renewed)
-    assert notes["trained_seconds"] > 0
-    newest = unharmed.run_directory / "graphs" / f"step_{generations[-1]:09d}"
-    for name, value in read_report(newest).items():
-        assert _history(unharmed.run, f"graph/{name}")[-1] == (generations[-1], value)
-    shares = [read_report(newest)[f"share_kept/{one.path}"] for one in REGULARIZERS]
-    assert 0 < min(shares) <= max(shares) < 1, shares
-    assert list(newest.parent.iterdir()) == [newest]
 
 
 def test_a_killed_driver_and_then_a_killed_worker_change_nothing(

@@ -194,12 +194,6 @@ def test_as_many_runs_at_once_as_the_machines_have_room_for(workers, machines, h
     assert num_held(WorkersConfig(use_gpu=use_gpu, **workers), machines) == held
 
 
-def test_a_trial_is_told_in_one_line():
-    trial = TrialRecord("003-lr-0.1", {}, 0.5, end="trained to the end")
-    line = tune_job.trial_line(trial, "R@10")
-    assert line == "validation R@10 50.00; trained to the end: 003-lr-0.1"
-
-
 def test_a_sweep_says_what_each_setting_did(tmp_path):
     draw = np.random.default_rng(0)
     trials = []
@@ -257,19 +251,6 @@ def test_progress_is_told_while_trials_run(tmp_path, monkeypatch, caplog):
     assert begun == "0 of 4 trials have ended, 1 run (epoch 0 of 10)"
     assert end == "1/4 a: validation P@1 40.00, stopped early"
     assert re.search(r"^1 of 4 .*epoch 2 of 10.*best so far: .*40\.00.* 20 s left$", last)
-
-
-def test_a_trial_that_goes_on_is_told_with_the_time_of_all_its_attempts(tmp_path, caplog):
-    caplog.set_level(logging.INFO)
-    run = RunDirectory.of(str(tmp_path), "a")
-    _leave_checkpoint(run, 1, 0.6, seconds=8.0)
-    _leave_checkpoint(run, 2, 0.5, seconds=19.4)
-    reached = {"validation": {"P@1": 0.61}, "test": {"P@1": 0.4, "R@10": 0.7}}
-    run.note(finished=True, metrics={"trained": reached})
-    trial: Any = SimpleNamespace(config={"name": "a"}, status="RUNNING")
-    log = _log(tmp_path, total=1)
-    log.on_trial_complete(2, [trial], trial)
-    assert caplog.messages == ["1/1 a: validation P@1 61.00, trained to the end (19 s)"]
 
 
 @pytest.mark.parametrize(
