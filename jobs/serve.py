@@ -8,58 +8,32 @@ Before you open the port to others: docs/reference/security.md.
 """
 
 import gc
+import os
 import shlex
 import socket
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from ramen_ray.command_line import ModelSettings, parse_settings, run_job
-from ramen_ray.config import ConfigError, Positive, PositiveFloat
+from ramen_ray.config import ConfigError
 from ramen_ray.long_work import logged_progress
 from ramen_ray.orchestration.serve.listening import listening_at
+from ramen_ray.orchestration.serve.settings import ServerSettings
 
 if TYPE_CHECKING:
     from ray.serve import Application
 
     from ramen_ray.orchestration.serve.held import Held
-    from ramen_ray.orchestration.serve.server import ServerSettings
     from ramen_ray.tracking.registry import Registry
 
 SECONDS_TO_END = 3.0  # that threads have
 
 
-class AnswerSettings(ModelSettings):
-    """How a server answers, wherever it listens."""
-
-    follow_s: PositiveFloat = 5.0
-    """Seconds between looks at the version that has the alias; a new one is served from then on."""
-    log: Literal["minutes", "requests", "queries"] = "minutes"
-    """What is logged: a line for each minute with requests, also one of JSON for each request, or
-    with its queries."""
-    page: bool = True
-    """Whether / is a page to ask by, which says why an ad answers, by texts of the training."""
-    replicas: Positive = 1
-    """Processes that answer, on the machines of the Ray cluster; 1 answers in this process."""
-    min_replicas: Positive | None = None
-    """Fewest of them, which stay when few requests come; None keeps all."""
-    shards: Annotated[int, Field(ge=0)] = 0
-    """Parts of the index, for one that is larger than a process: each has a process of its own,
-    which the replicas ask; 0 leaves it whole."""
-    shadow: str | None = None
-    """A challenger, such as models:/shop@challenger, beside which the page shows the answers."""
-    shadow_share: Annotated[float, Field(ge=0, le=1)] = 0.1
-    """Share of the requests that it is asked too, after the client has its answer; for figures."""
-
-    @model_validator(mode="after")
-    def _check_replicas(self) -> "AnswerSettings":
-        if self.min_replicas and self.min_replicas > self.replicas:
-            raise ValueError(
-                f"min_replicas {self.min_replicas} are more than {self.replicas} replicas"
-            )
-        return self
+class AnswerSettings(ServerSettings, ModelSettings):
+    """How a server answers with a retriever, wherever it listens."""
 
     def registry(self) -> "Registry":
         """Open the store and look the retrievers up, or raise its errors."""
@@ -67,22 +41,6 @@ class AnswerSettings(ModelSettings):
         if self.shadow:
             registry.look_up(self.shadow)
         return registry
-
-    def server(self, hold: Callable[[str], "Held"] | None = None) -> "ServerSettings":
-        """Return what the server is told; ``hold`` loads a version elsewhere."""
-        from ramen_ray.orchestration.serve.server import ServerSettings
-
-        return ServerSettings(
-            follow_s=self.follow_s,
-            log=self.log,
-            has_page=self.page,
-            shadow=self.shadow,
-            shadow_share=self.shadow_share,
-            replicas=self.replicas,
-            min_replicas=self.min_replicas,
-            shards=self.shards,
-            hold=hold,
-        )
 
 
 class ServeSettings(AnswerSettings):
@@ -97,6 +55,7 @@ class ServeSettings(AnswerSettings):
 def main() -> None:
     """Load the retriever, and answer."""
     settings = parse_settings(ServeSettings, __doc__)
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # a thread that waits takes no core
     listening = listening_at(settings.host, settings.port)
     registry = settings.registry()
     if settings.replicas == 1 and not settings.shards:
@@ -108,7 +67,7 @@ def main() -> None:
         raise ConfigError(
             f"{error}; --replicas and --shards need: pip install -e '.[serve]'"
         ) from error
-    with replicas(registry, settings.model, settings.server()) as hold:
+    with replicas(registry, settings.model, settings) as hold:
         _serve(settings, registry, listening, hold)
 
 
@@ -122,7 +81,7 @@ def _serve(
         from ramen_ray.orchestration.serve.connections import server_of
         from ramen_ray.orchestration.serve.server import app_of
     with logged_progress(f"loading {settings.model}"):
-        app = app_of(registry, settings.model, settings.server(hold))
+        app = app_of(registry, settings.model, settings, hold)
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     url = f"http://{host}:{settings.port}"
     print(f"serving: {app.state.following.served} at {url}")
@@ -143,7 +102,7 @@ def application(settings: AnswerSettings) -> "Application":
     from ramen_ray.orchestration.serve.replicas import application_of
 
     store = settings.registry().uri
-    return application_of(store, settings.model, settings.server())
+    return application_of(store, settings.model, settings)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import numpy as np
 import ray
 import ray.data
 from numpy.typing import NDArray
-from ray.data import ActorPoolStrategy, Dataset
+from ray.data import ActorPoolStrategy
 
 from ramen_ray.data.store.made_folder import owned_folder
 from ramen_ray.method.retrieval.search import QUERIES_PER_PASS, Ids, TopK, merge_topk, search_index
@@ -33,9 +33,8 @@ ANSWERS_AT_ONCE = 5_000_000  # ads found for queries; a retriever refuses more t
 MOST_BLOCKS, MOST_QUERIES_PER_BLOCK = 1000, 65_536
 
 Block = dict[str, Any]
-"""A block of queries: a ``name`` for errors, and their embeddings (n, D) in ``queries``, or where
-these are, the rows ``start`` to ``stop`` of the ``.npy`` file ``file``. After a search also ``ads``
-and ``scores``, a TopK."""
+"""A block of queries: a ``name`` for errors, and where their embeddings are, the rows ``start`` to
+``stop`` of the ``.npy`` file ``file``. After a search also ``ads`` and ``scores``, a TopK."""
 
 
 class Shard(Protocol):
@@ -113,30 +112,17 @@ def _stream(
     later = [*shards]
     while later:
         group, later = later[-together:], later[:-together]
-        streaming = through_shards(streaming, group, k, (num_threads, cpus), attempts)
+        for shard in group:
+            streaming = streaming.map(
+                SearchShard,
+                fn_constructor_args=(shard, k, num_threads, attempts),
+                compute=ActorPoolStrategy(size=1),
+                num_cpus=cpus,
+                memory=needs_of(shard, cpus)["memory"],
+            )
         if later:
             streaming = streaming.materialize()
     yield from streaming.iter_rows()
-
-
-def through_shards(
-    blocks: Dataset, shards: Sequence[Shard], k: int, each: tuple[int, float], attempts: Path
-) -> Dataset:
-    """Plan the search of ``shards`` for ``blocks``, a dataset with a Block in each row.
-
-    All actors run at once, ``each`` with so many threads, and CPUs that Ray reserves for it. Other
-    columns pass through. All machines can reach the folder ``attempts``.
-    """
-    num_threads, cpus = each
-    for shard in shards:
-        blocks = blocks.map(
-            SearchShard,
-            fn_constructor_args=(shard, k, num_threads, attempts),
-            compute=ActorPoolStrategy(size=1),
-            num_cpus=cpus,
-            memory=needs_of(shard, cpus)["memory"],
-        )
-    return blocks
 
 
 class SearchShard:
@@ -178,6 +164,4 @@ def needs_of(shard: Shard, cpus: float) -> Needs:
 
 
 def _queries_of(block: Block) -> NDArray[np.float32]:
-    if "queries" in block:
-        return np.asarray(block["queries"])
     return np.asarray(np.load(block["file"], mmap_mode="r")[block["start"] : block["stop"]])

@@ -314,28 +314,21 @@ def _check_options(kept: Callable[..., Any], options: Mapping[str, Any]) -> None
         )
 
 
-def check_columns(folder: Path, names: Sequence[str]) -> None:
-    """Raise a RegistryError if the ads of the retriever in ``folder`` lack a column."""
-    if names:
-        code = code_of(folder)
-        try:
-            code.Ads(folder).check_columns(names)
-        except code.RefusedError as error:
-            raise RegistryError(str(error)) from None
+def matching_rows(
+    folder: Path, wanted: Mapping[str, Sequence[str]], others: Sequence[str]
+) -> Int64s:
+    """Return the rows of the ads of the retriever in ``folder`` that match a filter, or all.
 
-
-def matching_rows(folder: Path, wanted: Mapping[str, Sequence[str]]) -> tuple[Int64s, str | None]:
-    """Return the rows of the ads of the retriever in ``folder`` that match a filter, or why none.
-
-    Raises a RegistryError if there is no such column.
+    Raises a RegistryError if it has no such column, or none of the ``others``.
     """
     code = code_of(folder)
+    ads = code.Ads(folder)
     try:
-        rows = np.flatnonzero(code.Ads(folder).matching(wanted))
+        if others:  # which earlier versions cannot have
+            ads.check_columns(others)
+        return np.flatnonzero(ads.matching(wanted)) if wanted else np.arange(len(ads))
     except code.RefusedError as error:
         raise RegistryError(str(error)) from None
-    none = f"no ad has the wanted values of {', '.join(wanted)}"
-    return rows, None if len(rows) else none
 
 
 def ask_once(retriever: "Retriever") -> None:

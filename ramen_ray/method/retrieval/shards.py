@@ -4,6 +4,8 @@ An exact search of shards finds the same ads as one search of all, with the same
 """
 
 import math
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,9 @@ import faiss
 import numpy as np
 
 from ramen_ray.answering.ads import numbers_of
+from ramen_ray.answering.encoding import Embeddings
+from ramen_ray.answering.ranking import Flags, TopK, merge_topk, search_index
+from ramen_ray.answering.retriever import Search
 from ramen_ray.data.store.made_folder import whole_file
 from ramen_ray.method.retrieval.index import (
     BulkKind,
@@ -24,6 +29,7 @@ from ramen_ray.method.retrieval.index import (
 from ramen_ray.method.retrieval.search import ADS_PER_PRODUCT, Ids
 
 BYTES_PER_NUMBER = 4
+SEARCHES_AT_ONCE = 4  # in shards that other processes hold
 
 
 def shard_ranges(num_ads: int, bytes_per_ad: float, gb_per_shard: float) -> list[range]:
@@ -127,6 +133,30 @@ class IndexShard:
         # Cells and codes stay, so that it finds what the whole one does; a graph is made anew.
         rows = np.arange(self.rows.start, self.rows.stop)
         return with_rows_only(whole, rows), numbers[rows]
+
+
+class HeldShard:
+    """A shard of a retriever's index in memory."""
+
+    def __init__(self, shard: IndexShard) -> None:
+        self._index, self._numbers = shard.open()
+        self._rows = slice(shard.rows.start, shard.rows.stop)
+
+    def search(self, vectors: Embeddings, k: int, among: Flags | None) -> TopK:
+        """Find the shard's best ads, as a Search does; ``among`` flags ads of all shards."""
+        flags = None if among is None else among[self._rows]
+        return search_index(self._index, vectors, k, self._numbers, flags)
+
+
+def search_of(shards: Sequence[Search]) -> Search:
+    """Return the search of all shards at the same time, each by a Search of its own."""
+    threads = ThreadPoolExecutor(SEARCHES_AT_ONCE * len(shards))
+
+    def search(vectors: Embeddings, k: int, among: Flags | None) -> TopK:
+        topks = threads.map(lambda shard: shard(vectors, k, among), shards)
+        return merge_topk([*topks], k)
+
+    return search
 
 
 def index_shards(file: Path, gb_per_shard: float) -> list[IndexShard]:

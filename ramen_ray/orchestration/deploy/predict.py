@@ -1,13 +1,12 @@
 """Answer a table of queries of any size with a retriever, partition by partition.
 
-If one process can hold the index, actors do all steps of a partition
-(:mod:`.prediction_actors`). Else these are steps of a Ray Data plan: actors encode, one for each
-shard of the index searches, one writes.
+Actors answer partitions (:mod:`.prediction_actors`); if one cannot hold the index, others hold a
+shard of it each.
 """
 
 import logging
 import math
-from collections.abc import Sequence
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +25,7 @@ from ramen_ray.method.retrieval.retriever_folder import keep_ads
 from ramen_ray.method.retrieval.shards import index_shards
 from ramen_ray.orchestration.cluster.joining import ClusterError, start_ray
 from ramen_ray.orchestration.cluster.resources import (
+    MAX_ATTEMPTS,
     Needs,
     find_room,
     in_words,
@@ -33,7 +33,7 @@ from ramen_ray.orchestration.cluster.resources import (
     num_cpus,
     user_errors,
 )
-from ramen_ray.orchestration.deploy.prediction_actors import AllSteps, Encode, Work, Write
+from ramen_ray.orchestration.deploy.prediction_actors import Answer, ShardActor, Work
 from ramen_ray.orchestration.deploy.prediction_files import (
     Answers,
     Asked,
@@ -44,18 +44,15 @@ from ramen_ray.orchestration.deploy.prediction_files import (
     partitions,
     query_files,
 )
-from ramen_ray.orchestration.sharded_search import Shard, needs_of, through_shards
-from ramen_ray.tracking.registry import (
-    Registry,
-    check_columns,
-    matching_rows,
-)
+from ramen_ray.orchestration.sharded_search import needs_of
+from ramen_ray.tracking.registry import Registry, matching_rows
 
 CPUS_PER_ACTOR = 2
 MADE_FILE = ".queries.parquet"
 """In the folder of the answers until all is answered: the rows of a table that is not parquet."""
 BYTES_PER_PROCESS = 1 << 30
-"""Memory of a process that encodes or writes, besides the files that it reads."""
+"""Memory of a process that answers, besides the files that it reads."""
+RESTARTED = {"max_restarts": -1, "max_task_retries": MAX_ATTEMPTS}  # on other machines, too
 
 logger = logging.getLogger(__name__)
 
@@ -96,11 +93,7 @@ def predict(registry: Registry, model_uri: str, asked: Asked, output: Path) -> A
         parquet = as_parquet(asked, files, made, aside)
         folder = registry.download(retriever.uri, aside / "retriever")
         content = _content_of(folder)
-        none = None
-        if asked.filter:
-            rows, none = matching_rows(folder, asked.filter)
-            keep_ads(folder, rows if len(rows) else np.arange(1), few_exactly=True)
-        check_columns(folder, [*asked.at_most, *asked.columns])
+        none = _keep_wanted(folder, asked)
         pieces = partitions(parquet)
         made_from = {
             "model": retriever.uri,
@@ -113,9 +106,7 @@ def predict(registry: Registry, model_uri: str, asked: Asked, output: Path) -> A
             "column": asked.column,
         }
         answers = Answers(output, aside, pieces, made_from, asked.columns)
-        work = Work(
-            answers, asked.column, asked.top_k, folder, asked.min_score, asked.at_most, none
-        )
+        work = Work(asked, answers, folder, none)
         counts = answers.counts()
         missing = [number for number, part in enumerate(counts) if part is None]
         logger.info(
@@ -126,7 +117,7 @@ def predict(registry: Registry, model_uri: str, asked: Asked, output: Path) -> A
             has_gpus = ray.cluster_resources().get("GPU", 0) >= 1
             num_gpus = int(asked.use_gpu or (retriever.uses_gpu and has_gpus))
             with user_errors():
-                _answer(work, missing, asked.gb_per_shard, num_gpus)
+                _answer(work, missing, num_gpus)
             counts = answers.counts()
         if made.exists() and not is_made_of(made, query_files(asked)):
             raise changed(asked.queries)
@@ -137,70 +128,58 @@ def predict(registry: Registry, model_uri: str, asked: Asked, output: Path) -> A
     return Answered(sum(rows for rows, _ in whole), sum(errors for _, errors in whole), len(pieces))
 
 
+def _keep_wanted(folder: Path, asked: Asked) -> str | None:
+    """Keep a retriever's ads that match the filter, or one; returns why none does, or None."""
+    others = [*asked.at_most, *asked.columns]
+    if asked.filter or others:
+        rows = matching_rows(folder, asked.filter, others)
+    if not asked.filter:
+        return None
+    keep_ads(folder, rows if len(rows) else np.arange(1), few_exactly=True)
+    return None if len(rows) else f"no ad has the wanted values of {', '.join(asked.filter)}"
+
+
 def _content_of(folder: Path) -> str:
     """Hash the content of all files of the retriever in its own ``folder``."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     return content_digest((str(file.relative_to(folder)), file) for file in files)
 
 
-def _answer(work: Work, missing: list[int], gb_per_shard: float, num_gpus: int) -> None:
-    shards = index_shards(work.retriever / INDEX, gb_per_shard)
-    items = [{"partition": number} for number in missing]
-    rows = ray.data.from_items(items, override_num_blocks=len(items))
-    files = (file for file in (work.retriever / ENCODER_FOLDER).rglob("*") if file.is_file())
+def _answer(work: Work, missing: list[int], num_gpus: int) -> None:
+    """Let as many processes as there is room for answer, and others hold a large index's shards."""
+    whole, *others = index_shards(work.retriever / INDEX, work.asked.gb_per_shard)
+    shards = [whole, *others] if others else []
+    files = [file for file in (work.retriever / ENCODER_FOLDER).rglob("*") if file.is_file()]
     memory = BYTES_PER_PROCESS + sum(file.stat().st_size for file in files)
-    encoder: Needs = {"memory": float(memory)} | ({"GPU": num_gpus} if num_gpus else {})
-    if len(shards) == 1:
-        _answer_in_each(rows, work, shards[0], encoder)
-    elif work.at_most:
-        raise ConfigError(
-            f"at_most: the retriever is cut into {len(shards)} shards; give a higher gb_per_shard"
-        )
-    else:
-        _answer_with_shards(rows, work, shards, encoder)
-
-
-def _answer_in_each(rows: ray.data.Dataset, work: Work, shard: Shard, encoder: Needs) -> None:
-    """Let as many processes as there is room for do all steps of a partition."""
-    cpus = min(CPUS_PER_ACTOR, most_cpus())
-    memory = encoder["memory"] + shard.num_bytes + _bytes_of_ads(work.retriever)
-    needs: Needs = {**encoder, "memory": memory, "CPU": cpus}
-    find_room(lambda _: [needs], [cpus], "a process that holds the retriever")
-    offered = ray.cluster_resources()
-    fit = max(min(int(offered.get(name, 0) // count) for name, count in needs.items()), 1)
-    size = min(fit, rows.count())
-    logger.info("answering in %d processes, each with %s", size, in_words([needs]))
-    compute = ActorPoolStrategy(size=size)
-    rows.map(
-        AllSteps, fn_constructor_args=(work, shard, cpus), compute=compute, **_options(needs)
-    ).materialize()
-
-
-def _answer_with_shards(
-    rows: ray.data.Dataset, work: Work, shards: Sequence[Shard], encoder: Needs
-) -> None:
-    """Let a process hold each shard; all run at once."""
-    share = min(CPUS_PER_ACTOR, num_cpus() / (len(shards) + 1))
-    writer = {"memory": float(BYTES_PER_PROCESS + _bytes_of_ads(work.retriever))}
+    memory += _bytes_of_ads(work.retriever) + (0 if shards else whole.num_bytes)
+    answering: Needs = {"memory": float(memory)} | ({"GPU": num_gpus} if num_gpus else {})
 
     def all_needs(cpus: float) -> list[Needs]:
-        return [{**encoder, "CPU": cpus}, writer, *(needs_of(shard, cpus) for shard in shards)]
+        return [{**answering, "CPU": cpus}, *(needs_of(shard, cpus) for shard in shards)]
 
-    what = f"{len(shards)} shards of the retriever at once"
+    share = min(CPUS_PER_ACTOR, most_cpus(), num_cpus() / (len(shards) + 1))
+    what = "a process that answers" + (f" and {len(shards)} with shards" if shards else "")
     # Others may hold CPUs: if a share of them is not free now, a half or a quarter of it does.
     cpus = find_room(all_needs, [_whole(share / part) for part in (1, 2, 4)], what)
-    logger.info("answering with %d shards, in a process each", len(shards))
-    encoded = rows.map(
-        Encode,
-        fn_constructor_args=(work,),
-        compute=ActorPoolStrategy(min_size=1, max_size=rows.count()),
-        **_options({**encoder, "CPU": cpus}),
+    num_threads = max(int(cpus), 1)
+    needs, *needs_of_shards = all_needs(cpus)
+    left = Counter(ray.cluster_resources())
+    held = []
+    for shard, its in zip(shards, needs_of_shards, strict=True):
+        left.subtract(its)
+        started = ray.remote(ShardActor).options(**_options(its), **RESTARTED)
+        held.append(started.remote(shard, num_threads, work.answers.aside))
+    fit = max(min(int(left[name] // count) for name, count in needs.items() if count), 1)
+    size = min(fit, len(missing))
+    logger.info(
+        "answering in %d processes, each with %s, %d shards", size, in_words([needs]), len(shards)
     )
-    each = max(int(cpus), 1), cpus
-    answered = through_shards(encoded, shards, work.top_k, each, work.answers.aside)
-    alone = ActorPoolStrategy(size=1)
-    answered.map(
-        Write, fn_constructor_args=(work,), compute=alone, **_options(writer)
+    items = [{"partition": number} for number in missing]
+    ray.data.from_items(items, override_num_blocks=len(items)).map(
+        Answer,
+        fn_constructor_args=(work, num_threads, held),
+        compute=ActorPoolStrategy(size=size),
+        **_options(needs),
     ).materialize()
 
 

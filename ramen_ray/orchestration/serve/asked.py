@@ -12,7 +12,7 @@ MOST_VALUES = 20 * MAX_QUERIES
 ADVICE = 'post {"inputs": ["a query"]} as JSON to /invocations'
 
 
-class Params(BaseModel, extra="forbid"):
+class Params(BaseModel, extra="forbid", frozen=True):
     """What a request may set of its answers; the retriever checks the values."""
 
     top_k: Any = None

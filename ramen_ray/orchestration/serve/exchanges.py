@@ -8,7 +8,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any, Literal
+from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
@@ -18,6 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ramen_ray.orchestration.serve.connections import BusyError
 from ramen_ray.orchestration.serve.figures import Figures
+from ramen_ray.orchestration.serve.settings import Log
 
 MAX_BODY_BYTES = 16_000_000  # of two million characters, of which each may take six bytes or more
 MOST_BODY_BYTES = 64_000_000  # of all that are read or wait
@@ -25,7 +26,6 @@ BODY_S = 20.0
 INVOCATIONS = "/invocations"
 ID = re.compile(r"[\w.:-]{1,64}", re.ASCII)
 
-Log = Literal["minutes", "requests", "queries"]
 logger = logging.getLogger(__name__)
 
 

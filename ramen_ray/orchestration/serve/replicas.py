@@ -13,7 +13,6 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +22,7 @@ from ray.serve.exceptions import DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 from starlette.applications import Starlette
 
+from ramen_ray.data.store.made_folder import owned_folder
 from ramen_ray.errors import first_line_of
 from ramen_ray.long_work import logged_progress
 from ramen_ray.orchestration.cluster.joining import start_ray
@@ -30,12 +30,13 @@ from ramen_ray.orchestration.cluster.resources import find_room
 from ramen_ray.orchestration.serve.asked import Asked
 from ramen_ray.orchestration.serve.connections import MOST_CONNECTIONS, BusyError
 from ramen_ray.orchestration.serve.held import RELEASED_EVERY_S, Batch, Held, release_memory
-from ramen_ray.orchestration.serve.server import ServerSettings, app_of
-from ramen_ray.orchestration.serve.shards import HeldShard, search_of
+from ramen_ray.orchestration.serve.server import app_of
+from ramen_ray.orchestration.serve.settings import ServerSettings
 from ramen_ray.tracking.registry import Registry
 
 if TYPE_CHECKING:
     from ramen_ray.answering.encoding import Embeddings
+    from ramen_ray.method.retrieval.shards import HeldShard
 
 LOADS_WITHIN_S = 120.0  # or it is asked again later
 ANSWERS_WITHIN_S = 60.0  # also if replicas die, and others take their places
@@ -147,9 +148,21 @@ def _errors() -> Iterator[None]:
         raise error.cause from None
 
 
+def hold_shard(number: int, count: int, registry: Registry, uri: str) -> "HeldShard":
+    """Load one of ``count`` shards of a version, or raise the errors of what loads it."""
+    from ramen_ray.answering.retriever import INDEX
+    from ramen_ray.method.retrieval.shards import HeldShard, index_shard
+
+    with owned_folder() as aside:
+        folder = registry.download(uri, aside, may_stay=True)
+        return HeldShard(index_shard(folder / INDEX, number, count))
+
+
 def _hold(registry: Registry, uri: str, *shards: DeploymentHandle) -> Held:
     if not shards:
         return Held(registry, uri)
+    from ramen_ray.method.retrieval.shards import search_of
+
     cut = [Elsewhere(shard, uri, SHARD_ANSWERS_WITHIN_S) for shard in shards]
     return Held(registry, uri, search=search_of([partial(shard.ask, "search") for shard in cut]))
 
@@ -185,7 +198,7 @@ def _replicas_of(store: str, model_uri: str, settings: ServerSettings) -> serve.
     shards = [
         deployment.options(
             name=f"shard-{number}", num_replicas=1, max_ongoing_requests=at_once
-        ).bind(store, partial(HeldShard, number, settings.shards))
+        ).bind(store, partial(hold_shard, number, settings.shards))
         for number in range(settings.shards)
     ]
     bounds = {"min_replicas": settings.fewest_replicas, "max_replicas": settings.replicas}
@@ -209,19 +222,22 @@ class Server:
         self, store: str, model_uri: str, settings: ServerSettings, handle: DeploymentHandle
     ) -> None:
         logging.getLogger("ray.serve").setLevel(logging.WARNING)
-        settings = replace(settings, hold=partial(HeldByReplicas, handle))
+        hold = partial(HeldByReplicas, handle)
         with ThreadPoolExecutor(1) as thread:  # Ray Serve's event loop may not wait for replicas
-            self._app = thread.submit(_app_once_they_run, store, model_uri, settings).result()
+            made = thread.submit(_app_once_they_run, store, model_uri, settings, hold)
+            self._app = made.result()
 
     def __serve_build_asgi_app__(self) -> Starlette:
         return self._app
 
 
-def _app_once_they_run(store: str, model_uri: str, settings: ServerSettings) -> Starlette:
+def _app_once_they_run(
+    store: str, model_uri: str, settings: ServerSettings, hold: Callable[[str], Held]
+) -> Starlette:
     last_try = time.monotonic() + LOADS_WITHIN_S
     while True:
         try:
-            return app_of(Registry(store), model_uri, settings)
+            return app_of(Registry(store), model_uri, settings, hold)
         except BusyError:  # Ray Serve starts the server and the replicas together
             if time.monotonic() > last_try:
                 raise

@@ -6,7 +6,6 @@ import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -30,11 +29,12 @@ from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.errors import UserError
 from ramen_ray.orchestration.serve.asked import ADVICE, asked_by
 from ramen_ray.orchestration.serve.connections import JSON, RETRY, BusyError
-from ramen_ray.orchestration.serve.exchanges import INVOCATIONS, Bodies, Exchanges, Log
+from ramen_ray.orchestration.serve.exchanges import INVOCATIONS, Bodies, Exchanges
 from ramen_ray.orchestration.serve.figures import Figures
 from ramen_ray.orchestration.serve.following import Following
 from ramen_ray.orchestration.serve.held import RELEASED_EVERY_S, Held, release_memory
 from ramen_ray.orchestration.serve.lane import Lane
+from ramen_ray.orchestration.serve.settings import ServerSettings
 from ramen_ray.orchestration.serve.shadow import SHADOW, Shadow
 from ramen_ray.orchestration.serve.why import Reason, reasons
 from ramen_ray.tracking.registry import MOST_SAID, Registry
@@ -55,38 +55,22 @@ ONLY_ITSELF = {  # what the page may load and ask
 }
 
 
-@dataclass(frozen=True)
-class ServerSettings:
-    """How a server answers."""
-
-    follow_s: float = 5.0
-    log: Log = "minutes"
-    has_page: bool = True
-    shadow: str | None = None  # the URI of a challenger
-    shadow_share: float = 0.0  # of requests, that it is asked again
-    replicas: int = 1  # requests that are answered at the same time
-    min_replicas: int | None = None  # that run also while few requests come; None: all
-    shards: int = 0  # of the index, in processes of their own
-    hold: Callable[[str], Held] | None = None  # loads the champion elsewhere
-
-    @property
-    def fewest_replicas(self) -> int:
-        """Return how many run at least."""
-        return self.min_replicas or self.replicas
-
-
 def app_of(
-    registry: Registry, model_uri: str, settings: ServerSettings = ServerSettings()
+    registry: Registry,
+    model_uri: str,
+    settings: ServerSettings | None = None,
+    hold: Callable[[str], Held] | None = None,
 ) -> Starlette:
-    """Load a retriever, and make its web application, which follows its alias.
+    """Load a retriever, or let ``hold`` load it elsewhere; returns its web application.
 
-    As with `mlflow models serve`, `POST /invocations` answers `{"inputs": [text, ...], "params":
-    {...}}` by `{"predictions": [...]}`; `/shadow` does by the challenger. `GET /health` and
-    `/ready` describe the version that is served, `/metrics` has figures for Prometheus. `/` is a
-    page for people, and `/why` tells it why an ad answers a query. What is wrong with a
-    request has a status from 400 to 499, and a sentence; 503 says to ask again.
+    It follows the alias. As with `mlflow models serve`, `POST /invocations` answers `{"inputs":
+    [text, ...], "params": {...}}` by `{"predictions": [...]}`; `/shadow` does by the challenger.
+    `GET /health` and `/ready` describe the version that is served, `/metrics` has figures for
+    Prometheus. `/` is a page for people, and `/why` tells it why an ad answers a query. What is
+    wrong with a request has a status from 400 to 499, and a sentence; 503 says to ask again.
     """
-    service = _Service(registry, model_uri, settings)
+    settings = settings or ServerSettings()
+    service = _Service(registry, model_uri, settings, hold)
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
@@ -121,12 +105,18 @@ def app_of(
 class _Service:
     """The pages of the application."""
 
-    def __init__(self, registry: Registry, model_uri: str, settings: ServerSettings) -> None:
+    def __init__(
+        self,
+        registry: Registry,
+        model_uri: str,
+        settings: ServerSettings,
+        hold: Callable[[str], Held] | None,
+    ) -> None:
         self.registry = registry
         self.metered = CollectorRegistry()
         ProcessCollector(registry=self.metered)
         figures = Figures(self.metered)
-        self.following = Following(registry, model_uri, figures, settings.hold)
+        self.following = Following(registry, model_uri, figures, hold)
         self.followings = [self.following]
         self.small = Lane(self.following, MOST_WAITING, QUERIES_TOGETHER, settings.replicas)
         self.large = Lane(self.following, MOST_LARGE_WAITING, 1)
@@ -145,7 +135,7 @@ class _Service:
             self.shadow = Shadow(challenger, self.metered, settings.shadow_share)
             ask_shadow = partial(self.invocations, lane=self.shadow.lane)
             self.routes.append(Route("/shadow", ask_shadow, methods=["POST"]))
-        if settings.has_page:
+        if settings.page:
             self.page = Response(PAGE.read_bytes(), 200, ONLY_ITSELF, "text/html")
             self.routes.append(Route("/", self.show_page))
             self.routes.append(Route("/why", self.why))

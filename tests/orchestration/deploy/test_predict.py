@@ -130,8 +130,8 @@ def test_a_table_of_text_files_is_answered_as_one_of_parquet(
     flags = {"model": CHAMPION, "queries": table, "answers": answers, "top-k": 3}
     answer = answering._answer
 
-    def is_interrupted(work: Any, missing: list[int], *limits: Any) -> None:
-        answer(work, missing[:1], *limits)
+    def is_interrupted(work: Any, missing: list[int], num_gpus: int) -> None:
+        answer(work, missing[:1], num_gpus)
         raise DatasetError("no machine is left")
 
     with monkeypatch.context() as patched:
@@ -271,18 +271,18 @@ def test_a_cluster_without_room_is_reported(
     monkeypatch.setattr(resources, "MOMENT_S", 0)
     monkeypatch.setattr(resources, "PATIENCE_S", 0)
     call = words(model=CHAMPION, queries=queries, answers=tmp_path / "answers")
-    with no_placement_group_left():  # others hold a CPU
-        ray.get(placement_group([{"CPU": 1}]).ready())
+    with no_placement_group_left():  # others hold all CPUs
+        ray.get(placement_group([{"CPU": NUM_CPUS}]).ready())
         error = refused(predict, *call)
     room = "the machines have not had {} of memory free in 0 s, for {}; add machines, or run this"
-    one = "a process that holds the retriever"
-    assert room.format(f"{NUM_CPUS} CPUs and 1.1 GB", one) in error
+    one = "a process that answers"
+    assert room.format(f"{NUM_CPUS / 4:g} CPUs and 1.1 GB", one) in error
     monkeypatch.setattr(answering, "BYTES_PER_PROCESS", 10**14)  # more would overflow in Ray
     monkeypatch.setattr(shards, "ADS_PER_PRODUCT", 16)
-    for_shards = room.format("0.48 CPUs and 200001.6 GB", "3 shards of the retriever at once")
+    for_shards = room.format("0.48 CPUs and 100001.6 GB", f"{one} and 3 with shards")
     assert for_shards in refused(predict, *call, "--gb-per-shard", 1e-9)
     monkeypatch.setattr(LoggedRetriever, "uses_gpu", True)
-    on_gpu = room.format(f"{NUM_CPUS} CPUs and 1 GPUs and 100000.0 GB", one)
+    on_gpu = room.format(f"{NUM_CPUS / 4:g} CPUs and 1 GPUs and 100000.0 GB", one)
     assert on_gpu in refused(predict, *call, "--use-gpu")
 
 

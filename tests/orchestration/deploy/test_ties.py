@@ -13,16 +13,15 @@ from pyarrow.fs import LocalFileSystem
 from stores import FLAT
 from support import splitmix64
 
-from ramen_ray.answering.retriever import INDEX, Retriever
+from ramen_ray.answering.retriever import Retriever
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.metrics.ground_truth import Propensity, evaluate, read_test_queries
 from ramen_ray.method.model.dual_encoder import DualEncoder
 from ramen_ray.method.model.encoder import build_bag
 from ramen_ray.method.retrieval.retriever_folder import keep_ads, write_retriever
-from ramen_ray.method.retrieval.shards import index_shards
 from ramen_ray.orchestration.deploy.comparing import Answering
-from ramen_ray.orchestration.deploy.prediction_actors import AllSteps, Work
-from ramen_ray.orchestration.deploy.prediction_files import FILE, Answers, partitions
+from ramen_ray.orchestration.deploy.prediction_actors import Answer, Work
+from ramen_ray.orchestration.deploy.prediction_files import FILE, Answers, Asked, partitions
 
 NUM_ADS = 40
 
@@ -78,10 +77,10 @@ def _predicted(folder: Path, texts: list[str], to: Path) -> list[list[int]]:
     """Answer a table of queries with a retriever."""
     aside = to / "aside"
     aside.mkdir(parents=True)
-    pq.write_table(pa.table({"text": texts}), to / "queries.parquet")
-    answers = Answers(to, aside, partitions({str(to / "queries.parquet"): LocalFileSystem()}), {})
-    (whole,) = index_shards(folder / INDEX, 1.0)
-    AllSteps(Work(answers, "text", 7, folder), whole, 1)({"partition": 0})
+    queries = str(to / "queries.parquet")
+    pq.write_table(pa.table({"text": texts}), queries)
+    answers = Answers(to, aside, partitions({queries: LocalFileSystem()}), {})
+    Answer(Work(Asked(queries, 7), answers, folder), 1)({"partition": 0})
     return _ids(pq.read_table(to / FILE.format(0))["ad_ids"])
 
 

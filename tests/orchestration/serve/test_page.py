@@ -16,7 +16,8 @@ from support import PATIENCE_S, wait_until, write_rows
 from jobs import index, promote
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.orchestration.serve import held, shadow
-from ramen_ray.orchestration.serve.server import ServerSettings, app_of
+from ramen_ray.orchestration.serve.server import app_of
+from ramen_ray.orchestration.serve.settings import ServerSettings
 from ramen_ray.tracking.registry import Registry, ask, uri_of
 from ramen_ray.tracking.runs import Run
 
@@ -78,7 +79,7 @@ def test_why_tells_the_clicks_and_the_anchors_of_an_ad(registry, dataset_path):
                     assert sorted(query["ads"]) in map(sorted, led_to)
         assert {(None, True), ("links", True), ("topics", False)} <= kinds
         assert client.get("/why", params={"query": QUERY, "ad_id": "unknown"}).json() == []
-    hidden = TestClient(app_of(registry, CHAMPION, ServerSettings(has_page=False)))
+    hidden = TestClient(app_of(registry, CHAMPION, ServerSettings(page=False)))
     assert [hidden.get(path).status_code for path in ("/", "/why")] == [404, 404]
 
 
@@ -145,7 +146,7 @@ def test_a_challenger_is_asked_after_the_answer(registry, monkeypatch):
     half = ServerSettings(shadow=CHALLENGER, shadow_share=0.5)
     for settings, drawn in (
         (half, sum(draw.random() < 0.5 for _ in range(9))),  # the same each time
-        (ServerSettings(shadow=CHALLENGER), 0),
+        (ServerSettings(shadow=CHALLENGER, shadow_share=0.0), 0),
     ):
         with serving(app_of(registry, CHAMPION, settings)) as port:
             for _ in range(9):

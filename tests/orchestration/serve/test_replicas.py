@@ -15,7 +15,6 @@ from support import PATIENCE_S
 from jobs.serve import AnswerSettings, application
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.retrieval import shards
-from ramen_ray.orchestration.serve.shards import HeldShard, search_of
 from ramen_ray.tracking.registry import Registry, uri_of
 
 NUM_CPUS = 2
@@ -74,12 +73,14 @@ def test_a_replica_answers_while_it_loads_another_version(monkeypatch):
 
 @pytest.mark.parametrize("count", [2, 3, 7])
 def test_shards_find_what_one_search_finds(store, dataset_path, tmp_path, monkeypatch, count):
+    from ramen_ray.orchestration.serve.replicas import hold_shard
+
     monkeypatch.setattr(shards, "ADS_PER_PRODUCT", 8)  # of 40 ads
     uri = uri_of(store.champion("shards", 0.0, with_markets(dataset_path, tmp_path / "a")).model_id)
     registry = Registry(store.uri)
-    parts = [HeldShard(number, count, registry, uri).search for number in range(count)]
+    parts = [hold_shard(number, count, registry, uri).search for number in range(count)]
     whole = registry.load(uri)
-    cut = registry.load(uri, search=search_of(parts))
+    cut = registry.load(uri, search=shards.search_of(parts))
     assert cut.index is None
     texts = ["robin nest", *Dataset(dataset_path).read("ads")["text"].to_pylist()]  # some are equal
     for params in (

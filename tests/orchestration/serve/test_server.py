@@ -24,7 +24,8 @@ from support import PATIENCE_S, ROOT, running, wait_until, write_rows
 from jobs import index, promote, serve
 from ramen_ray.orchestration.serve import connections, exchanges, held, server
 from ramen_ray.orchestration.serve.exchanges import MAX_BODY_BYTES
-from ramen_ray.orchestration.serve.server import ServerSettings, app_of
+from ramen_ray.orchestration.serve.server import app_of
+from ramen_ray.orchestration.serve.settings import ServerSettings
 from ramen_ray.tracking.registry import Registry, ask
 
 

@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -18,7 +17,8 @@ from support import PATIENCE_S, wait_until, write_rows
 
 from jobs import index
 from ramen_ray.orchestration.serve import server
-from ramen_ray.orchestration.serve.server import ServerSettings, app_of
+from ramen_ray.orchestration.serve.server import app_of
+from ramen_ray.orchestration.serve.settings import ServerSettings
 from ramen_ray.tracking.registry import Registry
 
 pytest.importorskip("grpc_reflection", reason="ray[serve] is not installed")
@@ -54,7 +54,7 @@ def _served(registry: Registry, model_uri: str, settings: ServerSettings) -> Ite
     from ramen_ray.orchestration.serve.replicas import replicas
 
     with replicas(registry, model_uri, settings) as hold:
-        app = app_of(registry, model_uri, replace(settings, hold=hold))
+        app = app_of(registry, model_uri, settings, hold)
         with serving(app) as port:
             yield port
 
