@@ -50,14 +50,3 @@ def test_every_librarys_error_is_told_in_one_line(writer, small_disk, refused):
     said = refused(job, f"--output={small_disk}")
     assert said.startswith(f"error: no room is left on a disk (that of {small_disk} has 0.")
     assert said.endswith("make room, and run the same command again")
-
-
-def test_room_is_taken_when_a_file_is_mapped(tmp_path):
-    array = map_new_array(tmp_path / "file.npy", np.int32, (3, 5))
-    assert array.shape == (3, 5)
-    assert not array.any()
-    array[1, 2] = 7
-    array.flush()
-    written = np.load(tmp_path / "file.npy")
-    assert written[1, 2] == written.sum() == 7
-    assert (tmp_path / "file.npy").stat().st_blocks * 512 >= written.nbytes

@@ -9,11 +9,9 @@ import torch
 from short_runs import ConfiguredRun
 from support import (
     MAX_LENGTH,
-    csr_of,
     node_edges,
     prepare_in_process,
     query_table,
-    rows_of,
     text_table,
 )
 from torch import Tensor
@@ -22,14 +20,10 @@ from experiments.oak.links import (
     bank_texts,
     first_links,
     held_out_links,
-    link_figures,
-    nearest_anchors,
-    side_by_side,
     train_links,
 )
 from experiments.oak.method import (
     AugmentedQueries,
-    Links,
     OakSettings,
     calibration_losses,
     oak_objective,
@@ -41,7 +35,6 @@ from ramen_ray.data.store.dataset import write_dataset
 from ramen_ray.method.metrics.ground_truth import Propensity, evaluate
 from ramen_ray.method.model.pretrained import load_tokenizer
 from ramen_ray.method.objectives.terms import Objective
-from ramen_ray.orchestration.run.build import build_model
 
 SETS = ("links", "topics")
 OAK = OakSettings(anchor_sets=SETS, max_links=3, bank_lr=0.1)
@@ -87,21 +80,6 @@ def test_the_bank_starts_at_the_anchors_texts(config, prepared_bag):
     )
 
 
-def test_links_are_distinct_edges_of_the_query_and_change_with_the_epoch(config, prepared_bag):
-    run, both = Run(config, prepared_bag, None), train_links(prepared_bag, SETS)
-    edges, links_of = rows_of(both), Links(both, 3, run.sampler)
-    drawn: dict[int, set[tuple[int, ...]]] = {}
-    for step in range(10 * run.sampler.steps_per_epoch):
-        queries = run.sampler.draw(step, run.state.sources, []).queries
-        for row, links in zip(queries.tolist(), links_of.draw(step, queries).tolist(), strict=True):
-            own = [link for link in links if link >= 0]
-            assert len(own) == len(set(own)) == min(3, len(edges[row]))
-            assert set(own) <= set(edges[row])
-            drawn.setdefault(row, set()).add(tuple(sorted(own)))
-    assert all(len(drawn[row]) > 1 for row in drawn if len(edges[row]) > 3)
-    assert np.array_equal(links_of.draw(5, queries), links_of.draw(5, queries))
-
-
 def test_the_term_of_the_encoder_alone_is_the_base(config, prepared_bag):
     """With the other weights at 0, losses and what they move are the base's, to the bit."""
     base, ours = Run(config, prepared_bag, None), Run(config, prepared_bag)
@@ -114,17 +92,6 @@ def test_the_term_of_the_encoder_alone_is_the_base(config, prepared_bag):
         ours.model.encoder.parameters(), base.model.encoder.parameters(), strict=True
     ):
         assert torch.equal(found, expected)
-
-
-def test_figures_of_a_linker_are_those_of_its_links():
-    """Three queries, the last without true edges; anchor 3 has no train query."""
-    edges = side_by_side([csr_of([[0, 1], [2], []]), csr_of([[], [0], []])], [4, 2])
-    anchors = np.array([[0, 3, 1], [1, 4, 2], [0, 1, 2]])
-    anchors = np.concatenate([anchors, np.full((3, 7), -1)], axis=1)
-    known = np.array([True, True, True, False, True, True])
-    found = link_figures(anchors, 2, edges, known)
-    assert found == pytest.approx({"known": 5 / 6, "P@3": (2 / 3 + 2 / 3) / 2, "R@10": 1.0})
-    assert link_figures(anchors, 2, None, known).keys() == {"known"}
 
 
 @pytest.fixture(scope="module")
@@ -162,19 +129,6 @@ def test_planted_anchors_decide_the_ad(config, planted):
     chance = run.metrics("test", chosen)["P@1"]
     assert max(base, chance) < 0.35
     assert held_out_links(planted, ["links"], "zero_shot") is None
-
-
-def test_nearest_anchors_are_those_of_most_alike_texts_but_never_the_own_one(config, planted):
-    model, texts = build_model(config), bank_texts(planted, ["links"])
-    queries = planted.queries["test"]
-    scores = model.embed_texts(queries, np.arange(36)) @ model.embed_texts(texts, np.arange(12)).T
-    is_own = queries.hashes[:, None] == texts.hashes[None]
-    assert is_own.sum() == 6
-    scores[is_own] = -2
-    found = nearest_anchors(model, planted, ["links"], "test", 4)
-    assert not is_own[np.arange(36)[:, None], found].any()
-    expected = -np.sort(-scores, axis=1)[:, :4]
-    np.testing.assert_allclose(np.take_along_axis(scores, found, axis=1), expected, atol=1e-6)
 
 
 def _by_loops(plain: np.ndarray, enriched: np.ndarray, clicked: np.ndarray, margin: float) -> list:

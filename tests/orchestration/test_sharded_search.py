@@ -19,7 +19,7 @@ from ramen_ray.data.store.schemas import JUDGEMENTS
 from ramen_ray.method.graph.similar import SimilarSettings
 from ramen_ray.method.model.dual_encoder import DualEncoder, load_model
 from ramen_ray.method.model.encoder import build_bag
-from ramen_ray.method.retrieval import index, search, shards
+from ramen_ray.method.retrieval import shards
 from ramen_ray.method.retrieval.search import TopK
 from ramen_ray.method.retrieval.shards import embedded_shards
 from ramen_ray.method.retrieval.shortlists import open_shortlists, write_shortlists
@@ -152,13 +152,3 @@ def test_shortlists_of_shards_are_those_of_all_ads(cluster, prepared_bag, model,
     assert figures == {}
     write_shortlists(load_model(model), prepared_bag, 12, tmp_path / "whole.npy")
     assert found.tolist() == open_shortlists(tmp_path / "whole.npy").tolist()
-
-
-def test_an_approximate_search_tells_its_recall(
-    cluster, prepared_bag, model, few_ads, tmp_path, monkeypatch
-):
-    monkeypatch.setattr(search, "MOST_EXACT_PRODUCTS", 1)
-    monkeypatch.setattr(index, "MOST_FLAT_ADS", 15)
-    figures, found = _mine(prepared_bag, model, tmp_path / "made", few_ads)
-    assert figures == {"recall": pytest.approx(1.0)}  # codes of 16 ads lose none
-    assert (found >= 0).any(axis=1).all()

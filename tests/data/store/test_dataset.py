@@ -81,15 +81,6 @@ def test_a_dataset_that_nobody_has_touched_is_read_once(copied, monkeypatch):
     assert len(read) == len(opened.tables)
 
 
-def test_a_pipe_among_the_parts_of_a_table_is_not_waited_for(copied):
-    (copied / "ads.parquet").rename(copied / "whole.parquet")
-    (copied / "ads.parquet").mkdir()
-    (copied / "whole.parquet").rename(copied / "ads.parquet" / "part-0.parquet")
-    known = Dataset(copied).fingerprint
-    os.mkfifo(copied / "ads.parquet" / "part-1.parquet")
-    assert Dataset(copied).fingerprint == known
-
-
 def test_the_same_rows_give_the_same_bytes_however_they_come(tmp_path, monkeypatch):
     """Also where texts are too many for one array: then row groups are cut by their bytes."""
     monkeypatch.setattr(parquet_files, "ROWS_PER_GROUP", 100)

@@ -5,12 +5,10 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 import pyarrow.parquet as pq
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_datasets import kind_of, random_dataset
 
-from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.store.predictions import Known, write_predictions
 
 
@@ -61,16 +59,3 @@ def _known(num_queries: int, num_ads: int, draw: np.random.Generator) -> Known:
         draw.integers(0, 9, num_ads),
         {"head": is_head, "tail": ~is_head},
     )
-
-
-def test_predictions_that_fail_leave_the_file_as_it_was(dataset_path, tmp_path):
-    file = tmp_path / "predictions.parquet"
-    file.write_text("of an earlier run")
-    too_few = np.zeros((3, 1), dtype=np.int64), np.zeros((3, 1), dtype=np.float32)
-    with pytest.raises(IndexError):
-        write_predictions(
-            file, Dataset(dataset_path), "test", too_few, _known(12, 40, np.random.default_rng(0))
-        )
-    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [
-        (file.name, "of an earlier run")
-    ]

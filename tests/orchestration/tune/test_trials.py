@@ -10,11 +10,10 @@ import pytest
 from mlflow.tracking import MlflowClient
 from ray import tune
 from ray.tune.schedulers import FIFOScheduler, TrialScheduler
-from support import Ended, kill_process, kill_train_worker, meanwhile, wait_until
+from support import Ended, kill_process, meanwhile, wait_until
 
 from ramen_ray.config import RunConfig, overlay
 from ramen_ray.data.store.dataset import Dataset
-from ramen_ray.orchestration.cluster.joining import ClusterError
 from ramen_ray.orchestration.run.directory import Identity, RunDirectory
 from ramen_ray.orchestration.run.fit import TrainResult, fit
 from ramen_ray.orchestration.run.identity import identity_of
@@ -110,16 +109,6 @@ def _left_by(folder: Path, run: Run) -> tuple[set[str], list[set[tuple[int, floa
     client = MlflowClient(run.uri)
     histories = [client.get_metric_history(run.id, metric) for metric in SHOWN]
     return kept, [{(point.step, point.value) for point in points} for points in histories]
-
-
-def test_a_run_of_ray_train_goes_on_in_a_trial(config, unharmed, parent):
-    begun = _named(config, "begun", max_failures=0)
-    workers = {"workers.num_workers": 2, "workers.cpus_per_worker": 1}  # which are Ray Train's
-    with pytest.raises(ClusterError, match="workers have died 1 times"):
-        _disturbed(begun, kill_train_worker, lambda: fit(overlay(begun, workers)))
-    assert _in_trial(begun, parent) == ""
-    for split, expected in unharmed.metrics["trained"].items():  # but for the rounding of sums
-        assert _metrics(begun)["trained"][split] == pytest.approx(expected, abs=0.02), split
 
 
 def test_a_trial_that_is_stopped_leaves_its_process_to_the_next(config, unharmed, parent, tmp_path):
