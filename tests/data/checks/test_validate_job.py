@@ -2,12 +2,10 @@
 
 import json
 import logging
-import subprocess
-import sys
 from pathlib import Path
 
 from breaking import set_cells
-from support import MAX_LENGTH, ROOT
+from support import MAX_LENGTH
 
 from jobs import validate as job
 from ramen_ray.data.checks.validation import validate
@@ -50,17 +48,6 @@ def test_findings_that_cannot_be_written_are_one_clear_line(copied, refused):
     file = copied / "nowhere" / "findings.json"
     said = refused(job, copied, "--json-file", file)
     assert said == f"error: --json-file {file}: No such file or directory"
-
-
-def test_it_runs_as_a_command_without_ray():
-    code = (
-        "import sys, runpy; sys.argv = ['jobs/validate.py', '--help']\n"
-        "try: runpy.run_path('jobs/validate.py', run_name='__main__')\n"
-        "finally: assert not {'ray', 'torch', 'mlflow'} & sys.modules.keys()"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
-    assert done.returncode == 0, done.stderr
-    assert "python jobs/validate.py datasets/foldoc" in done.stdout
 
 
 def _prepare(path: Path, encoder: Path) -> Prepared:

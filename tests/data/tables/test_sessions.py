@@ -334,7 +334,7 @@ def test_times_of_two_units_in_one_column_are_refused(unit, row, number, dataset
 
 
 def test_a_huge_session_is_truncated_not_squared(dataset, tmp_path):
-    num_events = 200_000
+    num_events = 50_000
     draw = np.random.default_rng(0)
     numbers = draw.permutation(num_events)
     rows = [

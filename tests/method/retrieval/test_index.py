@@ -15,7 +15,7 @@ from ramen_ray.method.retrieval.index import (
 )
 from ramen_ray.method.retrieval.search import search_index
 
-DIM, NUM_QUERIES, K = 16, 50, 10
+DIM, NUM_QUERIES, K = 16, 20, 10
 
 
 @cache

@@ -17,7 +17,7 @@ from ramen_ray.method.retrieval.shards import (
     shard_ranges,
 )
 
-NUM_QUERIES, NUM_ADS, WIDTH = 600, 3000, 256
+NUM_QUERIES, NUM_ADS, WIDTH = 200, 3000, 256
 """Enough for faiss to multiply matrices, in which a number's last bits depend on its place."""
 
 
