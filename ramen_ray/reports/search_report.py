@@ -51,9 +51,9 @@ def write_sweep_report(
     folder: Path,
     trials: Sequence[TrialRecord],
     metric: str,
-    command: str | None,
+    command: str,
 ) -> dict[str, float]:
-    """Write the table of trials, best first, the ``command`` of the best one, if any.
+    """Write the table of trials, best first, and the ``command`` of the best one, if any.
 
     Returns the share of the metric's variance that each setting explains (fANOVA), if known.
     """
@@ -63,7 +63,7 @@ def write_sweep_report(
         for t in trials
     ]
     pd.DataFrame(rows).to_csv(folder / TRIALS_FILE, index=False)
-    if command is not None:
+    if command:
         (folder / BEST_FILE).write_text(command + "\n")
     study = _study([trial for trial in trials if trial.value is not None])
     if len(study.trials) < FEWEST:
@@ -75,7 +75,7 @@ def write_sweep_report(
 
 
 def describe_sweep(
-    trials: Sequence[TrialRecord], metric: str, command: str | None, said: Sequence[str] = ()
+    trials: Sequence[TrialRecord], metric: str, command: str, said: Sequence[str] = ()
 ) -> str:
     """Say in Markdown how trials, best first, have ended, and how to train the best."""
     rows = []
@@ -90,7 +90,7 @@ def describe_sweep(
     table = as_markdown(ReportTable("", columns, rows, text_columns=4))
     rest = len(trials) - MOST_DESCRIBED
     parts = [*([as_list(said)] if said else []), table]
-    if command is not None:
+    if command:
         parts.insert(0, f"Train the best: `{command}`")
     if rest > 0:
         parts.append(f"and {rest} more in {TRIALS_FILE}")

@@ -27,7 +27,7 @@ from ramen_ray.orchestration.run.directory import (
 from ramen_ray.orchestration.run.identity import identity_of, without_tuned
 from ramen_ray.orchestration.run.inputs import edges_to_train, prepared_data, resolved
 from ramen_ray.orchestration.run.processes import VALIDATION
-from ramen_ray.orchestration.tune.choice import Choice, luck, mean
+from ramen_ray.orchestration.tune.choice import Choice, luck
 from ramen_ray.orchestration.tune.draws import (
     Drawing,
     Space,
@@ -61,7 +61,7 @@ from ramen_ray.reports.search_report import (
 )
 from ramen_ray.tracking.addresses import tracking_uri
 from ramen_ray.tracking.registry import WINNER
-from ramen_ray.tracking.runs import Run, prefixed
+from ramen_ray.tracking.runs import Run
 
 logger = logging.getLogger(__name__)
 
@@ -219,8 +219,7 @@ class Sweep:
             ends = "; ".join(record.end for record in records if record.end) or OUT_OF_TIME
             raise RunError(f"no trial has been validated: {ends}")
         choice = self._choice(records, dataset, made_from, run)
-        self.show(records, choice)
-        command = self.command_of(self._changes(records, choice))
+        command = self.show(records, choice)
         return SweepResult(records, command, self.said, self.report, run)
 
     def _choice(
@@ -236,8 +235,8 @@ class Sweep:
         finalists = {record.name: overlay(config, record.params) for record in whole[:count]}
         candidates = {**finalists, OWN: config}
         runs = with_seeds(candidates, further_seeds(config.seed), self.directory.name)
-        missing = unfinished(runs, made_from)
-        logger.info("%d trainings with further seeds are left, which decide", len(missing))
+        if missing := unfinished(runs, made_from):
+            logger.info("%d trainings with further seeds decide", len(missing))
         train_missing(missing, made_from, self.directory, run)
         choice = choose_trained(runs, prepared_data(config, dataset), dataset, OWN)
         values = [record.value for record in records if record.value is not None]
@@ -249,8 +248,6 @@ class Sweep:
         }
         self.links = [run.link_to_run(str(name), str(run_id)) for name, run_id in ids.items()]
         run.log_parameters({}, {WINNER: str(ids[runs[choice.chosen][0].name])})
-        expected = mean(choice.expected, config.training.selection_metric)
-        run.log_metrics({f"finalist/{self.metric}": expected})
         return choice
 
     def _changes(self, trials: list[TrialRecord], choice: Choice | None) -> Mapping[str, Any]:
@@ -310,16 +307,14 @@ class Sweep:
         """Folder of the table and plots."""
         return self.directory.path / "report"
 
-    def command_of(self, changes: Mapping[str, Any]) -> str:
-        """Return the command that trains with changes of the configuration."""
-        return self.command(overlay(self.config, {**changes, "name": None}))
-
-    def show(self, trials: list[TrialRecord], choice: Choice | None = None) -> None:
-        """Log the table of trials, best first, plots and the best command in MLflow."""
+    def show(self, trials: list[TrialRecord], choice: Choice | None = None) -> str:
+        """Log the table of trials, best first, plots and the best command, which is returned."""
         best = trials[0]
         run = Run(tracking_uri(Path(self.config.output)), str(self.directory.mlflow_run_id))
         changes = self._changes(trials, choice)
-        command = None if best.value is None else self.command_of(changes)
+        command = ""
+        if best.value is not None:
+            command = self.command(overlay(self.config, {**changes, "name": None}))
         shares = write_sweep_report(self.report, trials, self.metric, command)
         noise = 0.0 if choice is None else choice.noise
         plot_effects(self.report, trials, list(shares), self.metric, noise)
@@ -334,8 +329,9 @@ class Sweep:
         ]
         run.describe("\n\n".join(filter(None, parts)))
         if best.value is not None:
-            figures = {**prefixed("importance/", shares), f"best/{self.metric}": best.value}
-            run.log_metrics(figures, sum(bool(trial.end) for trial in trials))
+            num_ended = sum(bool(trial.end) for trial in trials)
+            run.log_metrics({f"best/{self.metric}": best.value}, num_ended)
+        return command
 
 
 def best_first(records: Iterable[TrialRecord]) -> list[TrialRecord]:

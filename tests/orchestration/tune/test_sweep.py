@@ -203,7 +203,7 @@ def test_a_sweep_says_what_each_setting_did(tmp_path):
         value = 0.5 + 0.1 * (0.05 < weight < 0.4) + draw.normal(0, 0.002)
         trials.append(TrialRecord(str(number), params, value))
     trials.sort(key=lambda trial: -(trial.value or 0))
-    shares = write_sweep_report(tmp_path, trials, "validation/P@1", None)
+    shares = write_sweep_report(tmp_path, trials, "validation/P@1", "")
     plot_effects(tmp_path, trials, list(shares), "validation/P@1", 0.002)
     weight, margin = sorted(effects(trials, shares, 0.002), key=lambda said: "margin" in said)
     assert weight.startswith(key) and "does not matter" not in weight
