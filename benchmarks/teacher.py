@@ -27,7 +27,7 @@ from ramen_ray.data.store.judgements import Judgements, grades_of_scores
 from ramen_ray.method.metrics.ground_truth import GroundTruth, Propensity, evaluate
 from ramen_ray.method.model.dual_encoder import DualEncoder
 from ramen_ray.method.retrieval.search import search
-from ramen_ray.method.sampling.judged import JudgedAds
+from ramen_ray.method.sampling.training_data import JudgedAds
 from ramen_ray.orchestration.judge.teaching import pairs_to_score
 from ramen_ray.orchestration.run.build import build_training_data
 from ramen_ray.presets import bag_unidec

@@ -23,8 +23,7 @@ from ramen_ray.method.training.state import (
     build_schedule,
     save_checkpoint,
 )
-from ramen_ray.method.training.step import train_steps
-from ramen_ray.method.training.step_losses import global_losses
+from ramen_ray.method.training.step import global_losses, train_steps
 from ramen_ray.orchestration.run.build import (
     build_classifiers,
     build_model,

@@ -39,8 +39,7 @@ from ramen_ray.method.sampling.step_inputs import StepInputs
 from ramen_ray.method.sampling.training_data import TrainingData
 from ramen_ray.method.training.classifier_training import ClassifierPart, ClassifierTraining
 from ramen_ray.method.training.state import TrainState, build_optimizer, build_schedule
-from ramen_ray.method.training.step import step_inputs, train_steps
-from ramen_ray.method.training.step_losses import global_losses
+from ramen_ray.method.training.step import global_losses, step_inputs, train_steps
 
 pytestmark = [
     pytest.mark.gpu,

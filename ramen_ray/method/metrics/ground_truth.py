@@ -20,7 +20,6 @@ from ramen_ray.method.distributed import (
     own_range,
     world,
 )
-from ramen_ray.method.metrics.judged import judged_metrics
 from ramen_ray.method.metrics.ranking import (
     GROUP_KS,
     KS,
@@ -29,6 +28,7 @@ from ramen_ray.method.metrics.ranking import (
     clicks_on,
     group_metrics,
     inverse_propensities,
+    judged_metrics,
     popularity_groups,
     query_metrics,
     ratios,

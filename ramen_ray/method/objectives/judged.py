@@ -13,8 +13,8 @@ from ramen_ray.data.store.judgements import LOW
 from ramen_ray.method.distributed import staged
 from ramen_ray.method.objectives.terms import NO_NEGATIVES, Term
 from ramen_ray.method.sampling.encoded import LEFT_OUT, EncodedBatch, StepPart
-from ramen_ray.method.sampling.judged import JudgedAds
 from ramen_ray.method.sampling.step_inputs import StepInputs
+from ramen_ray.method.sampling.training_data import JudgedAds
 
 GRADED = "graded"
 LINKS, GRADES = "judged_links", "judged_grades"

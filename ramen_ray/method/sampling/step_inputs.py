@@ -89,19 +89,6 @@ class Pool:
         return links[0] if len(links) == 1 else np.unique(np.concatenate(links))
 
 
-def pool_figures(batch: Batch, clicks: Csr) -> dict[str, float]:
-    """Return figures of a global batch's pool, such as the share of ads clicked for no query."""
-    drawn = [batch.ads, batch.hard_negatives, batch.unencoded]
-    pool, _ = _pool(drawn, drawn)
-    num_ads = len(pool.ids)
-    links = pool.links([clicks], batch.queries)
-    return {
-        "ads": float(num_ads),
-        "clicked_per_query": len(links) / len(batch.queries),
-        "share_unclicked": 1 - len(np.unique(links % num_ads)) / num_ads,
-    }
-
-
 @dataclass(frozen=True)
 class Comparison:
     """This worker's rows, and the candidates of the global batch; int64 tensors on the CPU."""

@@ -24,8 +24,7 @@ from ramen_ray.data.store.made_folder import whole_file
 from ramen_ray.errors import UserError
 from ramen_ray.method.metrics.comparison import Difference, paired_differences
 from ramen_ray.method.metrics.drawn import drawn_places, inclusion, kappa, weighed
-from ramen_ray.method.metrics.judged import judged_metrics
-from ramen_ray.method.metrics.ranking import PerQuery
+from ramen_ray.method.metrics.ranking import PerQuery, judged_metrics
 from ramen_ray.orchestration.deploy.comparing import Answering
 from ramen_ray.tracking.registry import Registry
 

@@ -11,8 +11,6 @@ from ramen_ray.config import Fraction, NotNegative, Positive, PositiveFloat, Sec
 if TYPE_CHECKING:
     from ramen_ray.method.new_ads.representation import CombinerKind
 
-LossName = Literal["bce", "triplet"]
-NeighboursBy = Literal["text", "clicks"]
 VariantName = Literal["draft", "release"]
 
 
@@ -21,8 +19,11 @@ class IreneVariant:
     """What IRENE's draft and its released code do differently."""
 
     kind: "CombinerKind"
-    loss: LossName
-    neighbours_by: NeighboursBy
+    # cross-entropy with frozen classifiers, or a hinge that trains them too
+    loss: Literal["bce", "triplet"]
+    # in training, of all seen ads or of those that share a train query
+    neighbours_by: Literal["text", "clicks"]
+    # a classifier that scores a new ad's text above it chooses the ad; None takes the nearest
     threshold: float | None
     classifier_epochs: int
     has_clusters: bool  # whether the combiner's batches are clusters of queries
@@ -55,21 +56,10 @@ class ClassifiersConfig(Section):
 class CombinerConfig(Section):
     """The combiner, and the neighbours that it is given."""
 
-    kind: Literal["attention", "transformer"] | None = None
-    """One layer of self-attention, or of a transformer. None takes the variant's."""
-    loss: LossName | None = None
-    """Cross-entropy with frozen classifiers (bce), or a hinge that trains them too (triplet). None
-    takes the variant's."""
-    neighbours_by: NeighboursBy | None = None
-    """In training, an ad's neighbours are the nearest by text of all seen ads, or of those that
-    share a train query with it (clicks). None takes the variant's."""
     neighbours: Positive = 3
     """Most neighbours of an ad."""
     shortlist: Positive = 200
     """How many of the nearest ads by text classifiers choose from, if they choose."""
-    threshold: float | None = None
-    """A classifier chooses a new ad if it scores its text above this. None takes the variant's;
-    the release takes the nearest by text."""
     heads: Positive = 4
     """Heads of the attention; must divide the encoder's width."""
     lr: PositiveFloat = 2e-4
@@ -107,16 +97,9 @@ class CombineSettings(Section):
     """Go on with what another version of ramen_ray or its libraries has begun."""
 
     def chosen_variant(self, has_classifiers: bool = False) -> IreneVariant:
-        """Return the variant, with what is set instead; a run's own classifiers are not trained."""
+        """Return the variant, with the epochs that are set; a run's own classifiers need none."""
         variant = VARIANTS[self.variant]
-        combiner = self.combiner
-        first = self.classifiers
-        epochs = 0 if has_classifiers else variant.classifier_epochs
-        return replace(
-            variant,
-            kind=combiner.kind or variant.kind,
-            loss=combiner.loss or variant.loss,
-            neighbours_by=combiner.neighbours_by or variant.neighbours_by,
-            threshold=variant.threshold if combiner.threshold is None else combiner.threshold,
-            classifier_epochs=epochs if first.epochs is None else first.epochs,
-        )
+        epochs = self.classifiers.epochs
+        if epochs is None:
+            epochs = 0 if has_classifiers else variant.classifier_epochs
+        return replace(variant, classifier_epochs=epochs)

@@ -42,8 +42,7 @@ from ramen_ray.method.objectives.terms import (
 from ramen_ray.method.sampling.batches import Sampler, SamplingSources
 from ramen_ray.method.sampling.curriculum import ClusterSchedule, Curriculum
 from ramen_ray.method.sampling.encoded import StepPart
-from ramen_ray.method.sampling.judged import JudgedAds
-from ramen_ray.method.sampling.training_data import Regularizer, TrainingData
+from ramen_ray.method.sampling.training_data import JudgedAds, Regularizer, TrainingData
 from ramen_ray.method.training.classifier_training import ClassifierPart, ClassifierTraining
 from ramen_ray.method.training.state import TrainState, build_optimizer, build_schedule
 

@@ -15,7 +15,6 @@ from ramen_ray.errors import shown_path
 from ramen_ray.method.model.dual_encoder import ENCODER_FOLDER
 from ramen_ray.orchestration.cluster.joining import start_ray
 from ramen_ray.orchestration.cluster.resources import check_resources
-from ramen_ray.orchestration.run.answering import Metrics
 from ramen_ray.orchestration.run.changes import TABLES
 from ramen_ray.orchestration.run.checkpoints import keep_intact_checkpoints
 from ramen_ray.orchestration.run.checks import check_config
@@ -37,7 +36,7 @@ from ramen_ray.orchestration.run.inputs import (
     resolved,
 )
 from ramen_ray.orchestration.run.processes import Train, train_in_all_workers
-from ramen_ray.orchestration.run.worker import WorkerResult, WorkerTask
+from ramen_ray.orchestration.run.worker import Metrics, WorkerResult, WorkerTask
 from ramen_ray.tracking.addresses import tracking_uri
 from ramen_ray.tracking.runs import Run
 

@@ -25,12 +25,12 @@ from ramen_ray.method.training.state import (
     save_checkpoint,
     save_shares,
 )
-from ramen_ray.method.training.step import train_steps
-from ramen_ray.method.training.step_losses import (
+from ramen_ray.method.training.step import (
     StepLosses,
     check_losses,
     check_weights,
     global_losses,
+    train_steps,
 )
 from ramen_ray.orchestration.background.task import BackgroundTask
 from ramen_ray.orchestration.run.checkpoints import CHECKPOINT_FOLDER, SCORE, Checkpoints
@@ -114,10 +114,6 @@ class Setup(ABC, Generic[Model]):
         """Return the validation metrics of a model, on every worker the same."""
         return {}
 
-    def figures_of_batch(self, step: int, state: TrainState) -> dict[str, float]:
-        """Return what is logged of a step's batch, at the end of each epoch."""
-        return {}
-
 
 @dataclass
 class Progress:
@@ -199,9 +195,7 @@ def train(training: Training[Model]) -> None:
         check_weights(training.model, stop, setup.advice)
         metrics = validate(training) if stop in plan.validations else {}
         epoch, rest = divmod(stop, plan.steps_per_epoch)
-        figures = {} if rest else setup.figures_of_batch(stop - 1, state)
         if training.log is not None:
-            training.log.steps.log_figures("pool", figures, stop)
             shown = f"{epoch + bool(rest)}/{plan.total_steps // plan.steps_per_epoch}"
             weights = dict(zip(setup.objective.names, state.weights.tolist(), strict=True))
             used = {name: loss for name, loss in losses.means.items() if weights[name]}

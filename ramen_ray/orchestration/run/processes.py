@@ -228,7 +228,7 @@ def train_loop_per_worker(settings: dict[str, Any]) -> Any:
     """Run a worker of Ray Train; an error that all would find again is returned."""
     logging.getLogger().setLevel(logging.WARNING)  # otherwise Ray Train logs every report
     from ramen_ray.data.store.made_folder import DamagedError
-    from ramen_ray.method.training.step_losses import DivergedError
+    from ramen_ray.method.training.step import DivergedError
     from ramen_ray.orchestration.background.task import LateError
     from ramen_ray.orchestration.run.directory import RunError
 

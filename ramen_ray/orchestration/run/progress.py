@@ -22,7 +22,7 @@ from ramen_ray.data.store.made_folder import whole_file
 from ramen_ray.long_work import Pace, in_background
 from ramen_ray.method.metrics.ranking import HEADLINES
 from ramen_ray.method.objectives.terms import Objective
-from ramen_ray.method.training.step_losses import StepLosses
+from ramen_ray.method.training.step import StepLosses
 from ramen_ray.tracking.runs import Run
 from ramen_ray.tracking.step_logger import StepLogger
 

@@ -12,11 +12,10 @@ from ramen_ray.data.store.made_folder import owned_folder
 from ramen_ray.data.store.predictions import shown_ads, spell_out
 from ramen_ray.data.store.schemas import TRAIN
 from ramen_ray.method.metrics.ranking import HEADLINES
-from ramen_ray.orchestration.run.answering import RETRIEVER, index_kind
 from ramen_ray.orchestration.run.build import build_ground_truth
 from ramen_ray.orchestration.run.directory import TEST_ADS_FILE, started_from
 from ramen_ray.orchestration.run.identity import TRAINED_ON, trained_on
-from ramen_ray.orchestration.run.worker import WorkerResult, WorkerTask
+from ramen_ray.orchestration.run.worker import RETRIEVER, WorkerResult, WorkerTask, index_kind
 from ramen_ray.reports.pages import write_run_plots
 from ramen_ray.reports.predictions_page import AT, write_predictions_page
 from ramen_ray.reports.report_tables import as_markdown, headlines, metrics_table

@@ -16,7 +16,6 @@ from ramen_ray.method.model.dual_encoder import DualEncoder, load_model
 from ramen_ray.method.model.occurring_tokens import keep_tokens
 from ramen_ray.method.model.pretrained import content_of
 from ramen_ray.method.retrieval.search import TopK
-from ramen_ray.method.sampling.step_inputs import pool_figures
 from ramen_ray.method.training.state import TrainState
 from ramen_ray.method.training.step import StepMemoryError
 from ramen_ray.orchestration.cluster.local_folder import LocalFolder
@@ -112,10 +111,3 @@ class RunSetup(Setup[DualEncoder]):
     def validate(self, model: DualEncoder) -> dict[str, float]:
         """Return the metrics of the validation split."""
         return self.measure(model, "validation")[0]
-
-    def figures_of_batch(self, step: int, state: TrainState) -> dict[str, float]:
-        """Return figures of a step's pool, if the loss sees all of it."""
-        if self.config.base.parts.loss == "triplet":
-            return {}
-        batch = self.sampler.draw(step, state.sources, []).gathered(self.sampler.batch_size)
-        return pool_figures(batch, self.sampler.data.clicks)

@@ -12,10 +12,10 @@ from support import csr_of
 
 from ramen_ray.data.store.judgements import Judgements
 from ramen_ray.method.metrics.ground_truth import GroundTruth, Propensity
-from ramen_ray.method.metrics.judged import judged_metrics
 from ramen_ray.method.metrics.ranking import (
     group_metrics,
     inverse_propensities,
+    judged_metrics,
     popularity_groups,
     query_metrics,
     ratios,

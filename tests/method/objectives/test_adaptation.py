@@ -23,8 +23,7 @@ from ramen_ray.method.objectives.judged import JudgedPart
 from ramen_ray.method.objectives.losses import TripletLoss
 from ramen_ray.method.objectives.terms import Objective, ramen_objective
 from ramen_ray.method.sampling.batches import Sampler, SamplingSources
-from ramen_ray.method.sampling.judged import JudgedAds
-from ramen_ray.method.sampling.training_data import Regularizer, TrainingData
+from ramen_ray.method.sampling.training_data import JudgedAds, Regularizer, TrainingData
 
 LOSS = TripletLoss(0.3, 4)
 WEIGHTS = {"links": 0.4, "topics": 0.2}

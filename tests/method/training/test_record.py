@@ -34,8 +34,7 @@ from ramen_ray.method.retrieval.shortlists import open_shortlists, write_shortli
 from ramen_ray.method.sampling.batches import Sampler
 from ramen_ray.method.sampling.curriculum import ClusterSchedule, Curriculum
 from ramen_ray.method.sampling.training_data import TrainingData, open_graphs
-from ramen_ray.method.training.step import train_steps
-from ramen_ray.method.training.step_losses import global_losses
+from ramen_ray.method.training.step import global_losses, train_steps
 
 RECORD = Path(__file__).parent / "record.json"
 BATCH_SIZE = 16

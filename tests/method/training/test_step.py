@@ -15,7 +15,7 @@ from ramen_ray.method.objectives.terms import Term, ramen_objective
 from ramen_ray.method.sampling.batches import SamplingSources
 from ramen_ray.method.sampling.encoded import EncodedBatch, StepPart
 from ramen_ray.method.training.state import restore_checkpoint
-from ramen_ray.method.training.step_losses import (
+from ramen_ray.method.training.step import (
     DivergedError,
     StepLosses,
     check_losses,

@@ -9,8 +9,8 @@ import pytest
 
 from ramen_ray.data.prepared.csr import Csr
 from ramen_ray.method.metrics.ground_truth import GroundTruth, Propensity
-from ramen_ray.orchestration.run import answering as what_answers
-from ramen_ray.orchestration.run.answering import PARTS, choose_answering
+from ramen_ray.orchestration.run import worker as what_answers
+from ramen_ray.orchestration.run.worker import PARTS, choose_answering
 
 NUM_QUERIES, NUM_ADS, EARLIER, LAST = 40, 50, 7, 14
 

@@ -7,14 +7,14 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path, PurePosixPath
-from urllib.parse import quote
+from typing import Any
+from urllib.parse import quote, unquote
 
 import fsspec
 import pyarrow as pa
 from pyarrow import fs
 
 from ramen_ray.data.findings import Finding, raise_errors
-from ramen_ray.data.tables.reading.delta import live_files, version_now
 from ramen_ray.data.tables.reading.lines import check_encoding
 from ramen_ray.data.tables.reading.table_file import (
     FORMATS,
@@ -220,3 +220,43 @@ def _refuse_logs(wanted: Sequence[fs.FileInfo], below: Sequence[fs.FileInfo]) ->
                     f"{table[1:]} is a {name} table: its log says which of its files are alive;"
                     f" {'name its folder' if name == 'Delta' else 'export the rows as parquet'}"
                 )
+
+
+def version_now(folder: str) -> int:
+    """Return the latest version of the Delta table at a path or URI."""
+    return int(_opened(folder, None).version())
+
+
+def live_files(folder: str, version: int) -> set[str]:
+    """Return the paths, within its folder, of the files that a version of a Delta table has.
+
+    Raises a DatasetError if it cannot be read by its files alone.
+    """
+    shown = shown_address(folder)
+    table = _opened(folder, version)
+    settings = table.metadata().configuration
+    may_have_vectors = "deletionVectors" in (table.protocol().reader_features or [])
+    has_vectors = may_have_vectors and pa.table(table.deletion_vectors()).num_rows > 0
+    paths = pa.table(table.get_add_actions(flatten=True))["path"].to_pylist()
+    if settings.get("delta.columnMapping.mode", "none") != "none":
+        raise DatasetError(
+            f"{shown} is a Delta table with column mapping, whose files have other names of "
+            f"columns; write a copy without (delta.columnMapping.mode none)"
+        )
+    if has_vectors:
+        raise DatasetError(
+            f"{shown} is a Delta table with deletion vectors, whose files have rows that are "
+            f"deleted; run REORG TABLE ... APPLY (PURGE) on it, or write a copy without"
+        )
+    return {unquote(path) for path in paths}
+
+
+def _opened(folder: str, version: int | None) -> Any:
+    try:
+        from deltalake import DeltaTable
+    except ImportError as error:
+        raise DatasetError(
+            f"{shown_address(folder)} is a Delta table, which takes a package to read: pip install "
+            f"deltalake"
+        ) from error
+    return DeltaTable(folder, version)
