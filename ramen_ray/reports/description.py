@@ -1,4 +1,4 @@
-"""Describe a dataset directory: sentences, tables and figures, for a page and for MLflow."""
+"""Describe a dataset directory, and say whether its graphs will help: a page, and MLflow's run."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -13,7 +13,7 @@ from support import MAX_LENGTH, import_in_process, prepare_in_process
 from ramen_ray.config import overlay
 from ramen_ray.data.tables.clicks.settings import UserTables
 from ramen_ray.errors import UserError
-from ramen_ray.orchestration.run.checks import check_clicks, check_config
+from ramen_ray.orchestration.run.inputs import check_clicks, check_config
 from ramen_ray.presets import tiny
 from ramen_ray.tracking.addresses import tracking_uri
 from ramen_ray.tracking.registry import Registry

@@ -1,4 +1,4 @@
-"""Ranking metrics of the extreme-classification literature, vectorised, and the bad match rate.
+"""Ranking metrics of the extreme-classification literature, vectorised, and those of judgements.
 
 Every ranking metric is a ratio of two sums over queries, the gains and the possible gains, which
 are kept by query, so that two models can be compared query by query.

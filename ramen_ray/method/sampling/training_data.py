@@ -1,4 +1,8 @@
-"""What a run trains on: texts, clicks, and the graphs of its regularisers R_x and R_z."""
+"""What a run trains on: texts, clicks, judgements, and the graphs of its regularisers R_x and R_z.
+
+Ads judged low are no positives, clicked or not, and are drawn as negatives of the batch. Ads judged
+high are no negatives of their query, and its positives if that is asked for.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

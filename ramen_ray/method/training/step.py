@@ -1,4 +1,7 @@
-"""The training step: take a batch, encode its distinct texts once, compute losses, update."""
+"""The training step: take a batch, encode its distinct texts once, compute losses, update.
+
+The losses of steps are summed over the workers, checked, and put into figures to log.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

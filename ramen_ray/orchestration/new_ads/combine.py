@@ -1,4 +1,4 @@
-"""Train a combiner on a finished run: embed once, run the workers, log a retriever."""
+"""Train a combiner on a finished run with novel ads: embed, run the workers, log a retriever."""
 
 import json
 import shlex

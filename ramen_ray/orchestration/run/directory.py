@@ -34,6 +34,7 @@ CONFIG_FILE = "config.json"
 RUN_FILE = "run.json"
 TEST_ADS_FILE, VALIDATION_ADS_FILE = "test_ads.npy", "validation_ads.npy"
 PART_ADS_FILE = "test_ads_{}.npy"
+OTHER_NAME = "choose another name"
 CHECKPOINT = re.compile(r"checkpoint_\d{9,}")  # the name of a checkpoint's folder
 IDENTITY_FILE = "made_from.json"  # in a checkpoint: what its run is made from
 
@@ -152,17 +153,12 @@ class RunDirectory:
         with suppress(ConfigError):  # it is missing or damaged, and written anew
             before = deciding_settings(read_config(self.path / CONFIG_FILE))
         shared = (settings.keys() & before) - OPENED
-        both = ({key: plan[key] for key in shared} for plan in (before, settings))
-        if changed := differences(*json.loads(json.dumps(list(both)))):
-            raise RunError(
-                f"{self.path} was begun with other settings: {changed}; choose another name"
-            )
+        begun, given = ({key: plan[key] for key in shared} for plan in (before, settings))
+        refuse_other(begun, given, f"{self.path} was begun with other settings")
 
     def refuse_another(self, plan: Mapping[str, Any], what: str) -> None:
         """Raise a RunError if the folder holds another ``what``, such as a sweep, of other plan."""
-        now = json.loads(json.dumps(plan))  # as notes are read
-        if changed := differences(self.notes.get("plan", now), now):
-            raise RunError(f"{self.path} holds another {what}: {changed}; choose another name")
+        refuse_other(self.notes.get("plan", plan), plan, f"{self.path} holds another {what}")
 
     def refuse_changed(self, made_from: Identity, dataset: str | Path, allow_changed: bool) -> None:
         """Raise a RunError if what the folder has so far is ``made_from`` something else."""
@@ -190,13 +186,18 @@ def step_of(checkpoint: Path) -> int:
     return int(checkpoint.name.rpartition("_")[2])
 
 
+def refuse_other(
+    there: Mapping[str, Any], ours: Mapping[str, Any], said: str, advice: str = OTHER_NAME
+) -> None:
+    """Raise a RunError if what decided a thing that is there is not what decides ours."""
+    if changed := differences(*json.loads(json.dumps([there, ours]))):  # as files are read
+        raise RunError(f"{said}: {changed}; {advice}")
+
+
 def refuse_anothers(checkpoint: Path, its: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
     """Raise a RunError if what decides a checkpoint's numbers is not what decides ours."""
-    if changed := differences(its, ours):
-        raise RunError(
-            f"{checkpoint} is another run's: {changed}; move it away, and run the same command "
-            f"again"
-        )
+    advice = "move it away, and run the same command again"
+    refuse_other(its, ours, f"{checkpoint} is another run's", advice)
 
 
 def refuse_another_runs(checkpoint: Path, config: RunConfig, made_from: Identity) -> None:
@@ -335,11 +336,8 @@ def _refuse_another(directory: RunDirectory, config: RunConfig, made_from: Ident
     """Refuse the folder of a run of other settings, or made from something else."""
     if directory.notes.get("identity") != experiment_hash(config, made_from["dataset"]):
         before = deciding_settings(read_config(directory.path / CONFIG_FILE))
-        if changed := differences(before, deciding_settings(config)):
-            raise RunError(
-                f"the checkpoints in {directory.path} come from a different configuration: "
-                f"{changed}; choose another name"
-            )
+        said = f"the checkpoints in {directory.path} come from a different configuration"
+        refuse_other(before, deciding_settings(config), said)
     directory.refuse_changed(made_from, config.dataset, config.allow_changed)
 
 

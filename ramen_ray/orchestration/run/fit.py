@@ -17,7 +17,6 @@ from ramen_ray.orchestration.cluster.joining import start_ray
 from ramen_ray.orchestration.cluster.resources import check_resources
 from ramen_ray.orchestration.run.changes import TABLES
 from ramen_ray.orchestration.run.checkpoints import keep_intact_checkpoints
-from ramen_ray.orchestration.run.checks import check_config
 from ramen_ray.orchestration.run.directory import (
     CONFIG_FILE,
     Identity,
@@ -29,6 +28,7 @@ from ramen_ray.orchestration.run.directory import (
 )
 from ramen_ray.orchestration.run.identity import identity_of
 from ramen_ray.orchestration.run.inputs import (
+    check_config,
     edges_to_train,
     note_carried,
     note_untestable,

@@ -21,14 +21,13 @@ from ramen_ray.method.metrics.comparison import paired_differences_over_seeds
 from ramen_ray.method.metrics.ranking import PerQuery, ratio
 from ramen_ray.naming import joined_name
 from ramen_ray.orchestration.run.build import build_ground_truth
-from ramen_ray.orchestration.run.checks import check_config
 from ramen_ray.orchestration.run.directory import (
     TEST_ADS_FILE,
     RunDirectory,
     experiment_hash,
 )
 from ramen_ray.orchestration.run.identity import identity_of
-from ramen_ray.orchestration.run.inputs import prepared_data, resolved
+from ramen_ray.orchestration.run.inputs import check_config, prepared_data, resolved
 from ramen_ray.orchestration.tune.finalists import (
     Repeated,
     choose_trained,

@@ -13,7 +13,6 @@ from ramen_ray.data.store.made_folder import in_use
 from ramen_ray.data.store.same_texts import alike_queries
 from ramen_ray.method.metrics.comparison import Difference, by_piece, paired_differences
 from ramen_ray.orchestration.evaluate import scores_of_run
-from ramen_ray.orchestration.run.checks import check_config
 from ramen_ray.orchestration.run.directory import (
     PART_ADS_FILE,
     RunDirectory,
@@ -23,7 +22,7 @@ from ramen_ray.orchestration.run.directory import (
 )
 from ramen_ray.orchestration.run.fit import TrainResult, fit_on
 from ramen_ray.orchestration.run.identity import check_meanwhile, identity_of
-from ramen_ray.orchestration.run.inputs import prepared_data, resolved
+from ramen_ray.orchestration.run.inputs import check_config, prepared_data, resolved
 from ramen_ray.orchestration.run.processes import train_in_all_workers
 from ramen_ray.presets import used_sets, with_base
 

@@ -16,8 +16,8 @@ from ramen_ray.config import ConfigError, RunConfig, flatten, overlay
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.idle_settings import advice_on_idle
 from ramen_ray.naming import name_like, short_hash
-from ramen_ray.orchestration.run.checks import check_config
 from ramen_ray.orchestration.run.directory import deciding_settings
+from ramen_ray.orchestration.run.inputs import check_config
 from ramen_ray.orchestration.tune.trial_log import NAME
 from ramen_ray.presets import highest_lambdas
 from ramen_ray.reports.search_report import TrialRecord

@@ -21,7 +21,6 @@ from ramen_ray.data.store.schemas import TRAIN
 from ramen_ray.method.metrics.ranking import HEADLINES, PerQuery
 from ramen_ray.naming import joined_name, short_hash
 from ramen_ray.orchestration.evaluate import scores_of_run
-from ramen_ray.orchestration.run.checks import check_config
 from ramen_ray.orchestration.run.directory import (
     RunDirectory,
     RunError,
@@ -29,7 +28,7 @@ from ramen_ray.orchestration.run.directory import (
     experiment_hash,
 )
 from ramen_ray.orchestration.run.identity import check_meanwhile, identity_of, without_tuned
-from ramen_ray.orchestration.run.inputs import prepared_data
+from ramen_ray.orchestration.run.inputs import check_config, prepared_data
 from ramen_ray.orchestration.run.processes import VALIDATION
 from ramen_ray.orchestration.tune.candidates import bases, earlier_runs, near, settings_of, start_of
 from ramen_ray.orchestration.tune.choice import Choice, Runs, choose, half_of_validation, mean

@@ -17,7 +17,6 @@ from ramen_ray.config import ConfigError, RunConfig, overlay
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.store.made_folder import owned_folder
 from ramen_ray.naming import joined_name, short_hash
-from ramen_ray.orchestration.run.checks import check_config
 from ramen_ray.orchestration.run.directory import (
     Identity,
     RunDirectory,
@@ -25,7 +24,7 @@ from ramen_ray.orchestration.run.directory import (
     deciding_settings,
 )
 from ramen_ray.orchestration.run.identity import identity_of, without_tuned
-from ramen_ray.orchestration.run.inputs import edges_to_train, prepared_data, resolved
+from ramen_ray.orchestration.run.inputs import check_config, edges_to_train, prepared_data, resolved
 from ramen_ray.orchestration.run.processes import VALIDATION
 from ramen_ray.orchestration.tune.choice import Choice, luck
 from ramen_ray.orchestration.tune.draws import (

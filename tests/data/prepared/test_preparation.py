@@ -30,7 +30,7 @@ from ramen_ray.data.store.schemas import JUDGEMENTS, SPLITS, schema_of
 from ramen_ray.method.metrics.ground_truth import GroundTruth, Propensity, read_test_queries
 from ramen_ray.method.model.pretrained import EncoderError
 from ramen_ray.orchestration.prepare.pipeline import text_findings
-from ramen_ray.orchestration.run.checks import check_clicks, check_vocabulary
+from ramen_ray.orchestration.run.inputs import check_clicks, check_vocabulary
 from ramen_ray.presets import tiny
 
 SETS = ("links", "topics")

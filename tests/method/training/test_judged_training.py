@@ -20,7 +20,7 @@ from ramen_ray.idle_settings import refuse_idle
 from ramen_ray.method.sampling.encoded import EncodedBatch, encode
 from ramen_ray.method.training.state import restore_checkpoint
 from ramen_ray.method.training.step import step_inputs
-from ramen_ray.orchestration.run.checks import check_clicks
+from ramen_ray.orchestration.run.inputs import check_clicks
 
 CONFIGS = {
     "triplet": {"judged.graded": 0.5},

@@ -20,9 +20,9 @@ from ramen_ray.orchestration.background.from_checkpoints import GraphPruning
 from ramen_ray.orchestration.evaluate import evaluate_checkpoint
 from ramen_ray.orchestration.prepare.pipeline import prepare
 from ramen_ray.orchestration.run.build import build_propensity, encoder_tokenizer
-from ramen_ray.orchestration.run.checks import check_config
 from ramen_ray.orchestration.run.fit import TrainResult, fit, fit_on
 from ramen_ray.orchestration.run.identity import identity_of
+from ramen_ray.orchestration.run.inputs import check_config
 from ramen_ray.orchestration.run.processes import train_in_workers
 from ramen_ray.presets import PRESETS
 

@@ -16,10 +16,10 @@ import jobs.ablate
 from ramen_ray.command_line import parse_with_run_config
 from ramen_ray.config import ConfigError, RunConfig, overlay
 from ramen_ray.data.store.dataset import Dataset
-from ramen_ray.orchestration.run import checks
-from ramen_ray.orchestration.run.checks import check_config
+from ramen_ray.orchestration.run import inputs
 from ramen_ray.orchestration.run.directory import RunError, open_run_directory
 from ramen_ray.orchestration.run.identity import identity_of
+from ramen_ray.orchestration.run.inputs import check_config
 from ramen_ray.orchestration.tune import finalists
 from ramen_ray.orchestration.tune.ablation import (
     AblationConfig,
@@ -95,7 +95,7 @@ def test_a_verdict_says_which_base_is_best_and_where_the_graph_helps():
 
 def test_every_preset_and_every_example_can_be_ablated(monkeypatch):
     monkeypatch.chdir(ROOT)
-    monkeypatch.setattr(checks, "encoder_tokenizer", cache(checks.encoder_tokenizer))
+    monkeypatch.setattr(inputs, "encoder_tokenizer", cache(inputs.encoder_tokenizer))
     doc = jobs.ablate.__doc__.replace("\\\n", " ")
     examples = re.findall(r"^    .*python jobs/ablate\.py(.*)$", doc, re.MULTILINE)
     built_in = [f"{name} --dataset foldoc" for name in PRESETS if "320k" not in name]

@@ -1,4 +1,7 @@
-"""Find the files of a user's table: a file, a folder or a glob, on a disk or in a store."""
+"""Find the files of a user's table: a file, a folder or a glob, on a disk or in a store.
+
+Of a Delta table these are the files of a version that are alive (by the extra ``delta``).
+"""
 
 import logging
 import re
