@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ramen_ray.config import RunConfig
+from ramen_ray.data.arrays import map_array
 from ramen_ray.data.prepared.csr import Csr
 from ramen_ray.data.prepared.folder import Prepared, TokenTable
 from ramen_ray.method.graph.pruning import prune
@@ -17,7 +18,7 @@ from ramen_ray.method.graph.walk import WalkGraph, WalkSettings, most_visited
 from ramen_ray.method.model.dual_encoder import DualEncoder, TextEmbeddings, number_distinct
 from ramen_ray.method.model.occurring_tokens import keep_tokens
 from ramen_ray.method.objectives.terms import Objective
-from ramen_ray.method.retrieval.shortlists import open_shortlists, write_shortlists
+from ramen_ray.method.retrieval.shortlists import write_shortlists
 from ramen_ray.method.sampling.batches import Sampler, SamplingSources
 from ramen_ray.method.sampling.training_data import Graphs, TrainingData, node_table
 from ramen_ray.method.training.state import TrainState
@@ -113,7 +114,7 @@ def renewed(run: Run, sources: SamplingSources, epoch: int) -> SamplingSources:
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "shortlists.npy"
             write_shortlists(run.model, run.data, base.parts.shortlist_size, file)
-            sources = replace(sources, shortlists=np.array(open_shortlists(file)))
+            sources = replace(sources, shortlists=np.array(map_array(file)))
     since = epoch - pruning.warmup_epochs
     if pruning.mode != "never" and since >= 0 and since % pruning.every_epochs == 0:
         sources = replace(sources, graphs=pruned(run))

@@ -1,6 +1,5 @@
 """The configuration: one frozen tree, changed by overlays of dotted keys, written as JSON."""
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
 from pathlib import Path
@@ -18,6 +17,7 @@ from ramen_ray.bases import (
     Order,
     TaskLoss,
 )
+from ramen_ray.data.store.made_folder import write_json
 from ramen_ray.errors import UserError, shown_path
 from ramen_ray.naming import checked_name
 
@@ -543,7 +543,7 @@ def flatten(config: Section) -> dict[str, Any]:
 def write_config(config: RunConfig, file: Path) -> None:
     """Write ``config`` as JSON, without what holds for one call only."""
     tree = config.model_dump(exclude={"allow_changed"})
-    file.write_text(json.dumps(tree, indent=2) + "\n")
+    write_json(file, tree)
 
 
 def read_config(file: Path) -> RunConfig:

@@ -54,6 +54,11 @@ def best_of_each(groups: NDArray[Any], k: int, *keys: NDArray[Any]) -> tuple[Int
     return order[ranks < k], ranks[ranks < k]
 
 
+def map_array(file: Path) -> NDArray[Any]:
+    """Map an array in a ``.npy`` file, to read; processes on one machine share its pages."""
+    return np.asarray(np.load(file, mmap_mode="r"))
+
+
 def map_new_array(
     file: Path, dtype: DTypeLike, shape: tuple[int, ...]
 ) -> np.memmap[Any, np.dtype[Any]]:

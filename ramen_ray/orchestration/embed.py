@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from ramen_ray.bases import Part
-from ramen_ray.data.arrays import map_new_array
+from ramen_ray.data.arrays import map_array, map_new_array
 from ramen_ray.data.prepared.folder import TokenTable
 from ramen_ray.data.store.made_folder import owned_folder
 from ramen_ray.method.model.dual_encoder import (
@@ -84,8 +84,7 @@ def embed_tables(
             here = work.load()
             for batch in batches:
                 work.embed(batch, here)
-    embeddings: NDArray[Any] = np.load(file, mmap_mode="r")
-    return embeddings
+    return map_array(file)
 
 
 def embed_distinct(

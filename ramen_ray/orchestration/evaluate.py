@@ -1,6 +1,5 @@
 """Evaluate a checkpoint: tasks embed queries and ads into a file, shards of which are searched."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +10,13 @@ from ramen_ray.bases import Part
 from ramen_ray.config import ConfigError, RunConfig, WorkersConfig
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset, DatasetError
-from ramen_ray.data.store.made_folder import check_intact, checksum_files, in_use, owned_folder
+from ramen_ray.data.store.made_folder import (
+    check_intact,
+    checksum_files,
+    in_use,
+    owned_folder,
+    read_json,
+)
 from ramen_ray.data.store.predictions import write_predictions
 from ramen_ray.method.metrics.ground_truth import GroundTruth
 from ramen_ray.method.metrics.ranking import PerQuery
@@ -111,7 +116,7 @@ def _open_dataset(
 ) -> Dataset:
     """Open the dataset to evaluate on: what was trained on, or what was asked for."""
     file = checkpoint / IDENTITY_FILE
-    made_from = dict(json.loads(file.read_text())) if file.is_file() else {}
+    made_from = read_json(file) if file.is_file() else {}
     opened = Dataset(given or config.dataset)
     if opened.fingerprint == made_from.get("dataset"):
         return opened

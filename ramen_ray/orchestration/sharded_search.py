@@ -15,6 +15,7 @@ import ray.data
 from numpy.typing import NDArray
 from ray.data import ActorPoolStrategy
 
+from ramen_ray.data.arrays import map_array
 from ramen_ray.data.store.made_folder import owned_folder
 from ramen_ray.method.retrieval.search import QUERIES_PER_PASS, Ids, TopK, merge_topk, search_index
 from ramen_ray.orchestration.cluster.joining import quiet_ray_data, start_ray
@@ -164,4 +165,4 @@ def needs_of(shard: Shard, cpus: float) -> Needs:
 
 
 def _queries_of(block: Block) -> NDArray[np.float32]:
-    return np.asarray(np.load(block["file"], mmap_mode="r")[block["start"] : block["stop"]])
+    return np.asarray(map_array(block["file"])[block["start"] : block["stop"]])

@@ -13,6 +13,7 @@ import torch
 from support import ROOT, prepare_in_process
 from torch import distributed, nn
 
+from ramen_ray.data.arrays import map_array
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.metrics.ground_truth import Propensity, evaluate
@@ -31,7 +32,7 @@ from ramen_ray.method.objectives.terms import (
     reverse_term,
     task_term,
 )
-from ramen_ray.method.retrieval.shortlists import open_shortlists, write_shortlists
+from ramen_ray.method.retrieval.shortlists import write_shortlists
 from ramen_ray.method.sampling.batches import Sampler, SamplingSources
 from ramen_ray.method.sampling.curriculum import ClusterSchedule, Curriculum
 from ramen_ray.method.sampling.encoded import StepPart
@@ -271,7 +272,7 @@ def test_shortlists_are_those_of_a_cpu(foldoc, word_encoder, tmp_path):
         model = DualEncoder(build_transformer(str(word_encoder))).to(device)
         file = tmp_path / f"{device[:3]}.npy"
         write_shortlists(model, foldoc, 50, file)
-        made[device] = open_shortlists(file)
+        made[device] = map_array(file)
     by_gpu, by_cpu = made["cuda:0"], made["cpu"]
     assert by_gpu.shape == by_cpu.shape
     common = [len(set(a) & set(b)) / len(set(b)) for a, b in zip(by_gpu, by_cpu, strict=True)]

@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ramen_ray.data.arrays import map_array
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.method.metrics.ground_truth import Propensity, evaluate
 from ramen_ray.method.model.dual_encoder import DualEncoder
 from ramen_ray.method.model.encoder import build_bag
 from ramen_ray.method.objectives.losses import TripletLoss
 from ramen_ray.method.objectives.terms import ramen_objective
-from ramen_ray.method.retrieval.shortlists import open_shortlists, write_shortlists
+from ramen_ray.method.retrieval.shortlists import write_shortlists
 from ramen_ray.method.sampling.batches import Sampler, SamplingSources
 from ramen_ray.method.sampling.training_data import TrainingData
 from ramen_ray.method.training.state import TrainState, build_optimizer, build_schedule
@@ -52,7 +53,7 @@ def train(encoder: Path, prepared: Path, shortlists: Path) -> dict[str, Any]:
     list(train_steps(state, sampler, objective, 3))
     # All ads: if some had to be left out, which of equally good ones would not be known.
     write_shortlists(model, data, len(data.ads), shortlists)
-    mined = open_shortlists(shortlists)
+    mined = map_array(shortlists)
     state.draws = SamplingSources(training_data.graphs, shortlists=mined[:, :6])
     losses = [step.tolist() for step in train_steps(state, sampler, objective, 6)]
     metrics, (ads, _) = evaluate(model, data, "test", Propensity())

@@ -13,6 +13,7 @@ from support import NUM_CPUS, best_by_a_sort
 
 from jobs.graph import Similar
 from ramen_ray.config import overlay, write_config
+from ramen_ray.data.arrays import map_array
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset, DatasetError, write_dataset
 from ramen_ray.data.store.schemas import JUDGEMENTS
@@ -22,7 +23,7 @@ from ramen_ray.method.model.encoder import build_bag
 from ramen_ray.method.retrieval import shards
 from ramen_ray.method.retrieval.search import TopK
 from ramen_ray.method.retrieval.shards import embedded_shards
-from ramen_ray.method.retrieval.shortlists import open_shortlists, write_shortlists
+from ramen_ray.method.retrieval.shortlists import write_shortlists
 from ramen_ray.orchestration.background.from_checkpoints import (
     SHORTLISTS_FILE,
     ShortlistMining,
@@ -144,11 +145,11 @@ def _mine(data: Prepared, model: Path, folder: Path, size: float) -> tuple[dict,
     folder.mkdir()
     figures = ShortlistMining(data.path, 12, False, 1, gb_per_shard=size)(model, folder)
     assert [file.name for file in folder.iterdir()] == [SHORTLISTS_FILE]
-    return figures, open_shortlists(folder / SHORTLISTS_FILE)
+    return figures, map_array(folder / SHORTLISTS_FILE)
 
 
 def test_shortlists_of_shards_are_those_of_all_ads(cluster, prepared_bag, model, few_ads, tmp_path):
     figures, found = _mine(prepared_bag, model, tmp_path / "made", few_ads)
     assert figures == {}
     write_shortlists(load_model(model), prepared_bag, 12, tmp_path / "whole.npy")
-    assert found.tolist() == open_shortlists(tmp_path / "whole.npy").tolist()
+    assert found.tolist() == map_array(tmp_path / "whole.npy").tolist()

@@ -10,7 +10,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ramen_ray.data.arrays import Float64s, Int64s, growing_array, map_new_array, ragged_positions
+from ramen_ray.data.arrays import (
+    Float64s,
+    Int64s,
+    growing_array,
+    map_array,
+    map_new_array,
+    ragged_positions,
+)
 
 ENTRIES_PER_BATCH = 1 << 20
 LIGHTEST = 1e-300
@@ -63,9 +70,9 @@ class Csr:
         """Memory-map the arrays in ``folder``."""
         weights = folder / "cumulative_weights.npy"
         return cls(
-            np.load(folder / "indptr.npy", mmap_mode="r"),
-            np.load(folder / "indices.npy", mmap_mode="r"),
-            np.load(weights, mmap_mode="r") if weights.exists() else None,
+            map_array(folder / "indptr.npy"),
+            map_array(folder / "indices.npy"),
+            map_array(weights) if weights.exists() else None,
         )
 
     def save(self, folder: Path) -> None:

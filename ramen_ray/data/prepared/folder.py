@@ -1,6 +1,5 @@
 """A dataset prepared for training: token tables, clicks and edges as memory-mapped arrays."""
 
-import json
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -11,9 +10,10 @@ import numpy as np
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from ramen_ray.data.arrays import Booleans, Float64s, Int64s, UInt64s, ragged_positions
+from ramen_ray.data.arrays import Booleans, Float64s, Int64s, UInt64s, map_array, ragged_positions
 from ramen_ray.data.prepared.csr import Csr
 from ramen_ray.data.store.judgements import Judgements
+from ramen_ray.data.store.made_folder import read_json
 from ramen_ray.data.store.schemas import HELD_OUT_SIDES, SPLITS, ZERO_SHOT
 from ramen_ray.errors import DatasetError
 
@@ -32,7 +32,7 @@ class TokenTable:
     def open(cls, folder: Path) -> "TokenTable":
         """Memory-map the table in ``folder``; processes on one machine share its pages."""
         names = ("token_ids", "offsets", "hashes")
-        return cls(*(np.load(folder / f"{name}.npy", mmap_mode="r") for name in names))
+        return cls(*(map_array(folder / f"{name}.npy") for name in names))
 
     def save(self, folder: Path) -> None:
         """Write the table into a new ``folder``, for :meth:`open`."""
@@ -102,8 +102,7 @@ class Prepared:
     @cached_property
     def metadata(self) -> dict[str, Any]:
         """Content of ``prepared.json``: dataset name, statistics, anchor sets, texts, findings."""
-        content: dict[str, Any] = json.loads((self.path / "prepared.json").read_text())
-        return content
+        return dict(read_json(self.path / "prepared.json"))
 
     @property
     def anchor_sets(self) -> list[str]:
@@ -124,7 +123,7 @@ class Prepared:
     @cached_property
     def query_ids(self) -> Int64s:
         """(train queries,) int64, the id of each train query row."""
-        return np.asarray(np.load(self.path / "query_ids.npy", mmap_mode="r"))
+        return map_array(self.path / "query_ids.npy")
 
     @cached_property
     def queries(self) -> dict[str, TokenTable]:
@@ -160,7 +159,7 @@ class Prepared:
 
     def traffic(self, split: str) -> Float64s:
         """(queries,) float64, the clicks that each query of a held-out split had, by weight."""
-        return np.asarray(np.load(self.path / "clicks" / split / "traffic.npy", mmap_mode="r"))
+        return map_array(self.path / "clicks" / split / "traffic.npy")
 
     def trained_queries(self, split: str) -> Booleans:
         """(queries,) bool, which queries of a split have the tokens of a train query's text."""
@@ -168,7 +167,7 @@ class Prepared:
 
     def filters(self, split: str) -> Int64s:
         """(pairs, 2) int64 (query row, ad) pairs to drop from a split's predictions."""
-        return np.asarray(np.load(self.path / "filters" / f"{split}.npy", mmap_mode="r"))
+        return map_array(self.path / "filters" / f"{split}.npy")
 
     def judgements(self, split: str, sources: Collection[str] = ()) -> Judgements | None:
         """Return the judgements of a split's query rows by some sources, or all; None without.
@@ -211,4 +210,4 @@ class Prepared:
     @cached_property
     def train_click_counts(self) -> Int64s:
         """(ads,) int64, number of train clicks of each ad."""
-        return np.asarray(np.load(self.path / "train_click_counts.npy", mmap_mode="r"))
+        return map_array(self.path / "train_click_counts.npy")

@@ -22,6 +22,7 @@ from ramen_ray.data.arrays import (
     Float64s,
     Int64s,
     UInt64s,
+    map_array,
     publish,
     to_lists,
     write_pieces,
@@ -223,7 +224,7 @@ def _join_weights(target: Path, files: list[str]) -> None:
         return
     file = target / "cumulative_weights.npy"
     write_pieces(file, np.float64, chain([np.zeros(1)], _pieces(files, "weight")))
-    accumulate(np.load(file, mmap_mode="r+"), np.load(target / "indptr.npy", mmap_mode="r"))
+    accumulate(np.load(file, mmap_mode="r+"), map_array(target / "indptr.npy"))
 
 
 def _running_sum(lengths: Iterable[NDArray[Any]]) -> Iterator[NDArray[Any]]:

@@ -22,6 +22,7 @@ from ramen_ray.data.store.made_folder import (
     digest_of,
     file_contents,
     new_folder,
+    read_json,
     whole_file,
 )
 from ramen_ray.data.store.parquet_files import open_parquet, read_footer, row_groups, sorted_rows
@@ -334,7 +335,7 @@ def _read_metadata(path: Path) -> dict[str, Any]:
     if not file.is_file():
         raise DatasetError(f"{path} is not a dataset directory: it has no dataset.json")
     try:
-        metadata = json.loads(file.read_text(encoding="utf-8"))
+        metadata = read_json(file)
     except (ValueError, RecursionError) as error:
         raise DatasetError(f"{file} is not valid JSON: {error}") from error
     version = metadata.get("format_version") if isinstance(metadata, dict) else None

@@ -20,6 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from tempfile import gettempdir, mkdtemp
+from typing import Any
 
 from filelock import FileLock, Timeout
 
@@ -51,6 +52,17 @@ def whole_file(path: Path, within: Path | None = None) -> Iterator[Path]:
         aside.rename(path)
     finally:
         aside.unlink(missing_ok=True)
+
+
+def write_json(file: Path, content: object) -> None:
+    """Write plain values as a file of JSON, whole or not at all."""
+    with whole_file(file) as aside:
+        aside.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def read_json(file: Path) -> Any:
+    """Return what a file of JSON has; a ValueError if it is damaged."""
+    return json.loads(file.read_text(encoding="utf-8"))
 
 
 @contextmanager

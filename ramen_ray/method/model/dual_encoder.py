@@ -4,7 +4,6 @@ Beside the encoder it can have classifiers, a free vector for each ad, and a hea
 that ask them (UniDEC, section 3). Its vectors for search then have both, one after the other.
 """
 
-import json
 import math
 import shutil
 from collections.abc import Callable
@@ -21,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from ramen_ray.bases import Part
 from ramen_ray.data.arrays import Int64s
 from ramen_ray.data.prepared.folder import TokenTable
+from ramen_ray.data.store.made_folder import read_json, write_json
 from ramen_ray.method.distributed import own_range, to_device
 from ramen_ray.method.model.encoder import Encoder, load_encoder
 from ramen_ray.method.model.heads import Classifiers, Head, unit
@@ -242,8 +242,7 @@ class DualEncoder(nn.Module):
             self.encoder.save(folder / ENCODER_FOLDER, max_length)
         if self.classifier_head is not None:
             self.classifier_head.save(folder / HEAD_FOLDER)
-            scoring = json.dumps(asdict(self.scoring)) + "\n"
-            (folder / HEAD_FOLDER / SCORING_FILE).write_text(scoring)
+            write_json(folder / HEAD_FOLDER / SCORING_FILE, asdict(self.scoring))
 
 
 def load_model(folder: Path, held: range | None = None, part: Part | None = None) -> DualEncoder:
@@ -261,7 +260,7 @@ def load_model(folder: Path, held: range | None = None, part: Part | None = None
     classifiers = Classifiers.open(folder / CLASSIFIER_FOLDER, held) if has_classifiers else None
     model = DualEncoder(encoder, Head.load(folder / HEAD_FOLDER), classifiers)
     model.part = part or model.part
-    model.scoring = Scoring(**json.loads((folder / HEAD_FOLDER / SCORING_FILE).read_text()))
+    model.scoring = Scoring(**read_json(folder / HEAD_FOLDER / SCORING_FILE))
     return model
 
 

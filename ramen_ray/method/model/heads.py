@@ -4,7 +4,6 @@ Heads are linear layers on its pooled states. Classifiers are a free vector for 
 each worker that held a share of them has a file ``vectors-FIRST.npy`` of its consecutive rows.
 """
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ramen_ray.data.arrays import Booleans, Int64s
+from ramen_ray.data.store.made_folder import read_json, write_json
 from ramen_ray.method.distributed import to_device
 from ramen_ray.method.model.pretrained import EncoderError
 
@@ -71,7 +71,7 @@ class Head(nn.Module):
             "bias": True,
             "activation_function": f"torch.nn.modules.{activation}",
         }
-        (folder / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        write_json(folder / CONFIG_FILE, config)
         save_file(
             {name: value.detach() for name, value in self.state_dict().items()},
             folder / WEIGHTS_FILE,
@@ -80,7 +80,7 @@ class Head(nn.Module):
     @classmethod
     def load(cls, folder: Path) -> "Head":
         """Load a Dense of sentence-transformers, with tanh or Identity, with a bias or without."""
-        config = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
+        config = read_json(folder / CONFIG_FILE)
         linear = nn.Linear(config["in_features"], config["out_features"])
         head = cls(linear, not config.get("activation_function", "Tanh").endswith("Identity"))
         no_bias = {"linear.bias": torch.zeros(linear.out_features)}

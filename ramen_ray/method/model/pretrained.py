@@ -1,7 +1,6 @@
 """Find pretrained encoders: a local folder, a folder inside an installed package, or a hub id."""
 
 import importlib.util
-import json
 import logging
 import signal
 import threading
@@ -19,7 +18,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_SEQ_TO_SEQ_CAUSAL_L
 from transformers.utils import cached_file
 from transformers.utils import logging as transformers_logging
 
-from ramen_ray.data.store.made_folder import content_digest
+from ramen_ray.data.store.made_folder import content_digest, read_json
 from ramen_ray.errors import UserError, first_line_of
 from ramen_ray.method.model.measured_tokenizer import fault_of
 from ramen_ray.method.model.texts import NO_PROMPTS, Prompts, TextTokenizer
@@ -110,7 +109,7 @@ def json_of(name: str, relative: str) -> Any:
     """Read a file of JSON of the encoder ``name``; None if it has no such file."""
     file = file_of(name, relative)
     try:
-        return None if file is None else json.loads(file.read_text(encoding="utf-8"))
+        return None if file is None else read_json(file)
     except (ValueError, RecursionError) as error:
         raise EncoderError(f"{name!r}: its {relative} is no JSON: {error}") from error
 

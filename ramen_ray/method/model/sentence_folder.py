@@ -3,7 +3,6 @@
 Training goes on with its pooling, projection (one Dense) and normalisation; others are refused.
 """
 
-import json
 import re
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
@@ -14,6 +13,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
+from ramen_ray.data.store.made_folder import write_json
 from ramen_ray.method.model.heads import Head
 from ramen_ray.method.model.pretrained import (
     EncoderError,
@@ -293,8 +293,8 @@ def write_transformer_settings(folder: Path, pooling: Pooling, width: int, max_l
     modes = {key: OLD_POOLING[key] == pooling for key in offered}
     (folder / OWN_FOLDERS["Pooling"]).mkdir(exist_ok=True)
     config = {"word_embedding_dimension": width, **modes}
-    _write_json(folder / OWN_FOLDERS["Pooling"] / "config.json", config)
-    _write_json(folder / "sentence_bert_config.json", {"max_seq_length": max_length})
+    write_json(folder / OWN_FOLDERS["Pooling"] / "config.json", config)
+    write_json(folder / "sentence_bert_config.json", {"max_seq_length": max_length})
 
 
 def write_modules(
@@ -303,7 +303,7 @@ def write_modules(
     """List a folder's modules (``kinds``, any projection, Normalize), and write its prompts."""
     if any(prompts):
         named = {"query": prompts.query, "document": prompts.ad}
-        _write_json(folder / CONFIG_FILE, {"prompts": named, "default_prompt_name": None})
+        write_json(folder / CONFIG_FILE, {"prompts": named, "default_prompt_name": None})
     modules = []
     dense = [] if projection is None else ["Dense"]
     for row, kind in enumerate([*kinds, *dense, "Normalize"]):
@@ -313,8 +313,4 @@ def write_modules(
             projection.save(folder / path)
         of_class = f"sentence_transformers.models.{kind}"
         modules.append({"idx": row, "name": str(row), "path": path, "type": of_class})
-    _write_json(folder / "modules.json", modules)
-
-
-def _write_json(file: Path, content: object) -> None:
-    file.write_text(json.dumps(content, indent=2) + "\n")
+    write_json(folder / "modules.json", modules)

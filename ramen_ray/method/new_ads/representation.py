@@ -11,7 +11,6 @@ A retriever that has a combiner keeps it in a folder ``combiner/`` with
 Shapes: N ads, K neighbours, D width of a vector.
 """
 
-import json
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -25,6 +24,7 @@ from torch.nn import functional
 
 from ramen_ray.answering.retriever import INDEX
 from ramen_ray.data.arrays import Int64s
+from ramen_ray.data.store.made_folder import read_json, write_json
 from ramen_ray.method.new_ads.neighbours import (
     Lookup,
     SeenAds,
@@ -154,7 +154,7 @@ class CombinedAds:
             "lookup": asdict(self.lookup),
             "scale": self.scale,
         }
-        (folder / SETTINGS_FILE).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+        write_json(folder / SETTINGS_FILE, settings)
         save_file(self.combiner.state_dict(), folder / WEIGHTS_FILE)
         np.save(folder / "seen_ads.npy", self.seen.ids)
         np.save(folder / "embeddings.npy", self.seen.embeddings.astype(np.float16))
@@ -163,7 +163,7 @@ class CombinedAds:
 
 def open_combined_ads(folder: Path) -> CombinedAds:
     """Open what :meth:`CombinedAds.save` wrote, without unpickling code."""
-    settings = json.loads((folder / SETTINGS_FILE).read_text(encoding="utf-8"))
+    settings = read_json(folder / SETTINGS_FILE)
     combiner = Combiner(settings["kind"], settings["dim"], settings["heads"])
     combiner.load_state_dict(load_file(folder / WEIGHTS_FILE))
     combiner.eval()

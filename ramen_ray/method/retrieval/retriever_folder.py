@@ -12,14 +12,13 @@ It is a folder with
     code/             a copy of `ramen_ray.answering`, which answers, once it is logged
 """
 
-import json
 import logging
 import shutil
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import faiss
 import numpy as np
@@ -36,7 +35,13 @@ from ramen_ray.answering.retriever import INDEX
 from ramen_ray.data.arrays import map_new_array
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset
-from ramen_ray.data.store.made_folder import new_folder, owned_folder, whole_file
+from ramen_ray.data.store.made_folder import (
+    new_folder,
+    owned_folder,
+    read_json,
+    whole_file,
+    write_json,
+)
 from ramen_ray.data.store.predictions import users_ids
 from ramen_ray.data.store.schemas import FILTER
 from ramen_ray.long_work import logged_blocks
@@ -109,7 +114,7 @@ def write_retriever(
         "classifier_weight": model.scoring.weight,
     }
     recall, least_score = _write_index(folder / INDEX, model, data, settings)
-    _write_settings(folder, how_texts_become_vectors | {"least_score": least_score})
+    write_json(folder / SETTINGS, how_texts_become_vectors | {"least_score": least_score})
     return {
         f"recall@{RECALL_AT}": recall,
         "megabytes": (folder / INDEX).stat().st_size / 1e6,
@@ -164,7 +169,7 @@ def text_embedder(
     folder: Path, view: Literal["queries", "ads"] = "ads"
 ) -> Callable[[list[str]], Embeddings]:
     """Load a retriever's model; returns a function that embeds queries or new ads (texts, D)."""
-    settings = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
+    settings = read_json(folder / SETTINGS)
     model = load_model(folder, part=settings.get("part"))
     model.to("cuda" if torch.cuda.is_available() else "cpu")
     tokenize = model.encoder.text_tokenizer(settings["max_length"])
@@ -198,8 +203,8 @@ def compile_retriever(folder: Path, int8: bool) -> None:
         _export_graph(encoder.backbone, graph)
         if int8:
             quantize_dynamic(graph, file, per_channel=True, weight_type=QuantType.QInt8)
-    settings = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
-    _write_settings(folder, settings | {"onnx": name})
+    settings = read_json(folder / SETTINGS)
+    write_json(folder / SETTINGS, settings | {"onnx": name})
 
 
 class _States(nn.Module):
@@ -264,13 +269,9 @@ def export_retriever(folder: Path, output: Path) -> int:
                 out.write_table(pa.table([*rows.columns, column], schema=schema))
         vectors.flush()
         shutil.copy(folder / INDEX, aside)
-        if json.loads((folder / SETTINGS).read_text())["part"] == "encoder":
+        if read_json(folder / SETTINGS)["part"] == "encoder":
             shutil.copytree(folder / ENCODER_FOLDER, aside / ENCODER_FOLDER)
     return int(index.ntotal)
-
-
-def _write_settings(folder: Path, settings: dict[str, Any]) -> None:
-    (folder / SETTINGS).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
 
 
 def _write_index(

@@ -17,6 +17,7 @@ from ramen_ray.answering.ads import numbers_of
 from ramen_ray.answering.encoding import Embeddings
 from ramen_ray.answering.ranking import Flags, TopK, merge_topk, search_index
 from ramen_ray.answering.retriever import Search
+from ramen_ray.data.arrays import map_array
 from ramen_ray.data.store.made_folder import whole_file
 from ramen_ray.method.retrieval.index import (
     BulkKind,
@@ -60,15 +61,15 @@ class EmbeddedShard:
     @property
     def num_bytes(self) -> int:
         """Size of the embeddings, or of their codes."""
-        dim = int(np.load(self.file, mmap_mode="r").shape[1])
+        dim = int(map_array(self.file).shape[1])
         return round(_bytes_per_ad(dim, self.kind) * len(self.rows))
 
     def open(self) -> tuple[Any, Ids]:
         """Index the ads; returns the index, and the ids of its rows."""
-        embeddings = np.load(self.file, mmap_mode="r")[self.rows.start : self.rows.stop]
+        embeddings = map_array(self.file)[self.rows.start : self.rows.stop]
         ids: Ids = self.first
         if self.ids is not None:
-            ids = np.load(self.ids, mmap_mode="r")[self.first : self.first + len(self.rows)]
+            ids = map_array(self.ids)[self.first : self.first + len(self.rows)]
         if self.kind == "flat":
             return filled_index("flat", embeddings), ids
         # Short codes take long to make, so their index is kept.
@@ -94,7 +95,7 @@ def embedded_shards(
     Unless the search is to be exact, many ads in a shard get an index of short codes. See
     :class:`EmbeddedShard` and :func:`shard_ranges`.
     """
-    num_rows, dim = np.load(file, mmap_mode="r").shape
+    num_rows, dim = map_array(file).shape
     whole: BulkKind = "flat" if is_exact else "short_codes"
     return [
         EmbeddedShard(

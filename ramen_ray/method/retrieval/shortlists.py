@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ramen_ray.data.arrays import Int64s, map_new_array
 from ramen_ray.data.prepared.folder import Prepared
@@ -90,8 +89,3 @@ def sampled_queries(num_queries: int, most: int = SAMPLED_QUERIES) -> Int64s:
     """Return the rows of the queries, ascending, that recall is measured on."""
     drawn = np.random.default_rng(0).permutation(num_queries)[:most]
     return np.sort(drawn)
-
-
-def open_shortlists(file: Path) -> NDArray[np.int32]:
-    """Memory-map what :func:`keep_shortlists` wrote; processes on one machine share its pages."""
-    return np.asarray(np.load(file, mmap_mode="r"))

@@ -12,7 +12,7 @@ import ray
 import torch
 
 from ramen_ray.config import EncoderConfig, RunConfig
-from ramen_ray.data.arrays import Int64s
+from ramen_ray.data.arrays import Int64s, map_array
 from ramen_ray.data.prepared.csr import Csr
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.method.graph.pruning import prune
@@ -20,7 +20,7 @@ from ramen_ray.method.model.dual_encoder import load_model
 from ramen_ray.method.model.sentence_folder import open_encoder
 from ramen_ray.method.retrieval.search import TopK, costs_too_much, search
 from ramen_ray.method.retrieval.shards import BYTES_PER_NUMBER, embedded_shards, shard_ranges
-from ramen_ray.method.retrieval.shortlists import keep_shortlists, open_shortlists, write_shortlists
+from ramen_ray.method.retrieval.shortlists import keep_shortlists, write_shortlists
 from ramen_ray.method.sampling.batches import SamplingSources
 from ramen_ray.method.sampling.training_data import Regularizer, open_graphs
 from ramen_ray.orchestration.background.task import BackgroundTask, Schedule, TaskContext, Work
@@ -124,7 +124,7 @@ class ShortlistMining(Work):
 
     def take(self, folder: Path, sources: SamplingSources) -> SamplingSources:
         """Draw from the shortlists that a call wrote into ``folder``."""
-        return replace(sources, shortlists=open_shortlists(folder / SHORTLISTS_FILE))
+        return replace(sources, shortlists=map_array(folder / SHORTLISTS_FILE))
 
     def _mine_shards(self, model: Path, folder: Path, gb_per_shard: float) -> dict[str, float]:
         data = Prepared(self.data)

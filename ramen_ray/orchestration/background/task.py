@@ -7,7 +7,6 @@ first worker renames it. An interrupted run sees from the folders what it had an
 Ray Train's ``ValidationConfig``, an alpha, returns metrics only and runs one task at a time.
 """
 
-import json
 import logging
 import math
 import shutil
@@ -20,7 +19,7 @@ from typing import Any, Protocol
 import ray
 from ray.exceptions import RayError
 
-from ramen_ray.data.store.made_folder import is_intact, made_once
+from ramen_ray.data.store.made_folder import is_intact, made_once, read_json, write_json
 from ramen_ray.errors import UserError, is_disk_full
 from ramen_ray.method.distributed import from_first_worker, world
 from ramen_ray.method.model.dual_encoder import copy_model
@@ -317,11 +316,10 @@ def _run(work: Work, pending: Path) -> Path:
             started = time.monotonic()
             report = dict(work(pending, aside))
             report["seconds"] = time.monotonic() - started
-            (aside / REPORT_FILE).write_text(json.dumps(report, indent=2) + "\n")
+            write_json(aside / REPORT_FILE, report)
     return whole
 
 
 def read_report(result: Path) -> dict[str, float]:
     """Return a result's figures, and the ``seconds`` that it took."""
-    report: dict[str, float] = json.loads((result / REPORT_FILE).read_text())
-    return report
+    return dict(read_json(result / REPORT_FILE))

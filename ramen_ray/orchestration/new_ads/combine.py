@@ -1,6 +1,5 @@
 """Train a combiner on a finished run with novel ads: embed, run the workers, log a retriever."""
 
-import json
 import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +13,7 @@ from ramen_ray.bases import Part
 from ramen_ray.config import RunConfig, flatten, read_config
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset, DatasetError
-from ramen_ray.data.store.made_folder import check_intact, in_use, owned_folder
+from ramen_ray.data.store.made_folder import check_intact, in_use, owned_folder, read_json
 from ramen_ray.errors import UserError, shown_path
 from ramen_ray.method.model.dual_encoder import load_model
 from ramen_ray.method.new_ads.evaluation import Embedded, Evaluation
@@ -185,7 +184,7 @@ def combine(settings: CombineSettings) -> CombineResult:
         parent = Run(registry.uri, str(finished.directory.mlflow_run_id))
         run = directory.open_run(registry.uri, config.experiment, output, parent)
         for checkpoint in keep_intact_checkpoints(directory.path):
-            its = json.loads((checkpoint.folder / IDENTITY_FILE).read_text())
+            its = read_json(checkpoint.folder / IDENTITY_FILE)
             refuse_anothers(checkpoint.folder, its, identity_of(directory.path))
         with told_how_to_go_on(directory.path), run.closing():
             parameters = {f"combine.{key}": value for key, value in flatten(settings).items()}

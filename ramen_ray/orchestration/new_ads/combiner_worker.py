@@ -1,6 +1,5 @@
 """What every worker of a combiner does: build its parts, train them, and evaluate them."""
 
-import json
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -9,8 +8,9 @@ import numpy as np
 import torch
 
 from ramen_ray.bases import Part
+from ramen_ray.data.arrays import map_array
 from ramen_ray.data.prepared.folder import Prepared, TokenTable
-from ramen_ray.data.store.made_folder import whole_file
+from ramen_ray.data.store.made_folder import whole_file, write_json
 from ramen_ray.errors import UserError
 from ramen_ray.method.distributed import array_from_first_worker, world
 from ramen_ray.method.metrics.ground_truth import Propensity
@@ -162,7 +162,7 @@ class CombinerSetup(Setup[CombinerModel]):
     def save_model(self, model: CombinerModel, checkpoint: Path) -> None:
         """Write the combiner; the part that trains the classifiers writes these."""
         model.save(checkpoint)
-        (checkpoint / IDENTITY_FILE).write_text(json.dumps(identity_of(self.folder)) + "\n")
+        write_json(checkpoint / IDENTITY_FILE, identity_of(self.folder))
 
     def _neighbours(self) -> Ranked:
         """Return the neighbours (S, K) of the seen ads in training."""
@@ -302,7 +302,7 @@ def open_embedded(
 ) -> tuple[Embedded, TextEmbeddings | None]:
     """Map what :func:`embed_texts` wrote: the dataset's, and of the sibling's train queries."""
     tables = [TokenTable.open(folder) for folder in _tables(data, sibling)]
-    vectors = np.load(file, mmap_mode="r")
+    vectors = map_array(file)
     embedded = [TextEmbeddings(vectors, places) for places in number_distinct(tables)[1]]
     # what follows the splits: the ads, and the sibling's queries
     queries = dict(zip(data.splits, embedded, strict=False))

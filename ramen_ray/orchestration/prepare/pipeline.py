@@ -5,7 +5,6 @@ table and key, and write parts, which a task joins. Keys of train queries are a 
 """
 
 import hashlib
-import json
 import shlex
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -31,7 +30,7 @@ from ramen_ray.data.prepared.stages import (
     write_whole_tables,
 )
 from ramen_ray.data.store.dataset import WHILE_READ, Dataset
-from ramen_ray.data.store.made_folder import made_once
+from ramen_ray.data.store.made_folder import made_once, write_json
 from ramen_ray.data.store.parquet_files import open_parquet, read_footer
 from ramen_ray.errors import shown_path
 from ramen_ray.long_work import logged_progress, warn_once
@@ -123,7 +122,7 @@ def _prepare_into(
         "texts": {table: asdict(of_table) for table, of_table in figures.items()},
         "findings": [asdict(finding) for finding in findings],
     }
-    (folder / "prepared.json").write_text(json.dumps(description, indent=2) + "\n")
+    write_json(folder / "prepared.json", description)
 
 
 def _text_rows(tokenizer: TextTokenizer, table: str, rows: pa.Table) -> pa.Table:

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from ramen_ray.config import GB_PER_SHARD
-from ramen_ray.data.arrays import Int64s, map_new_array
+from ramen_ray.data.arrays import Int64s, map_array, map_new_array
 from ramen_ray.data.checks.validation import check
 from ramen_ray.data.engine import engine
 from ramen_ray.data.store.dataset import Dataset, DatasetError, DatasetWriter
@@ -129,7 +129,7 @@ class _Search:
     def __init__(self, file: Path, gb_per_shard: float) -> None:
         self.file = file
         self.gb_per_shard = gb_per_shard
-        self.num_texts, self.dim = np.load(file, mmap_mode="r").shape
+        self.num_texts, self.dim = map_array(file).shape
         self.is_exact = self.num_texts**2 * self.dim <= MOST_EXACT_PRODUCTS
         self.sample = sampled_queries(self.num_texts, SAMPLED_TEXTS)
 
@@ -149,7 +149,7 @@ class _Search:
 
     def recall(self, k: int) -> float:
         """Return the share of the k nearest others of the sample that are among the k found."""
-        embeddings = np.load(self.file, mmap_mode="r")
+        embeddings = map_array(self.file)
         nearest, _ = search(embeddings[self.sample], embeddings, k + 1)  # itself among them
         others = np.where(nearest == self.sample[:, None], -1, nearest)
         return share_found(self.found[:, : k + 1], others)
@@ -161,7 +161,7 @@ class _Search:
         for start in range(0, len(texts), ROWS_COPIED_AT_ONCE):
             some = slice(start, start + ROWS_COPIED_AT_ONCE)
             # a new map each time: the system maps 64 KB around each row
-            copied[some] = np.load(self.file, mmap_mode="r")[texts[some]]
+            copied[some] = map_array(self.file)[texts[some]]
         copied.flush()
         return file
 

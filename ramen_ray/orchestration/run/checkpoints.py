@@ -3,7 +3,6 @@
 The run's folder is on a disk that all machines can reach, so Ray Train is told of no checkpoint.
 """
 
-import json
 import logging
 import secrets
 from collections.abc import Iterator, Mapping
@@ -14,7 +13,14 @@ from typing import Any
 
 import torch
 
-from ramen_ray.data.store.made_folder import is_intact, owned_folder, whole_file, write_checksums
+from ramen_ray.data.store.made_folder import (
+    is_intact,
+    owned_folder,
+    read_json,
+    whole_file,
+    write_checksums,
+    write_json,
+)
 from ramen_ray.method.distributed import from_first_worker, sum_over_workers, world
 from ramen_ray.orchestration.run.directory import RunError, checkpoint_folders, step_of
 
@@ -80,7 +86,7 @@ class Checkpoints:
         with owned_folder(self._run) if writes else nullcontext(self._run) as share:
             whole = from_first_worker(share)
             if rank == 0:
-                (whole / REPORT_FILE).write_text(json.dumps(report) + "\n")
+                write_json(whole / REPORT_FILE, report)
             yield share
             if writes:
                 write_checksums(share, rank, num_workers if is_shared else 1)
@@ -144,4 +150,4 @@ def keep_intact_checkpoints(run: Path) -> list[Checkpoint]:
 
 
 def _open(folder: Path) -> Checkpoint:
-    return Checkpoint(folder, json.loads((folder / REPORT_FILE).read_text()))
+    return Checkpoint(folder, read_json(folder / REPORT_FILE))

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ramen_ray.config import ConfigError, RunConfig, flatten, read_config, write_config
-from ramen_ray.data.store.made_folder import folder_lock, whole_file
+from ramen_ray.data.store.made_folder import folder_lock, read_json, write_json
 from ramen_ray.errors import UserError
 from ramen_ray.long_work import warn_once
 from ramen_ray.naming import joined_name, short_hash
@@ -66,7 +66,7 @@ class RunDirectory:
         """What is noted of it, such as made_from and metrics; a RunError if it is damaged."""
         file = self.path / RUN_FILE
         try:
-            return dict(json.loads(file.read_text()))
+            return dict(read_json(file))
         except FileNotFoundError:
             return {}
         except (ValueError, TypeError) as error:
@@ -119,9 +119,7 @@ class RunDirectory:
 
     def note(self, **notes: Any) -> None:
         """Add to the notes."""
-        content = {**self.notes, **notes}
-        with whole_file(self.path / RUN_FILE) as aside:
-            aside.write_text(json.dumps(content, indent=2) + "\n")
+        write_json(self.path / RUN_FILE, {**self.notes, **notes})
 
     @contextmanager
     def held(self, made_from: Identity, dataset: str | Path, allow_changed: bool) -> Iterator[None]:
@@ -204,7 +202,7 @@ def refuse_another_runs(checkpoint: Path, config: RunConfig, made_from: Identity
     """Raise a RunError if a checkpoint is of other settings, or made from something else."""
     settings = deciding_settings(read_config(checkpoint / CONFIG_FILE))
     refuse_anothers(checkpoint, settings, deciding_settings(config))
-    before = json.loads((checkpoint / IDENTITY_FILE).read_text())
+    before = read_json(checkpoint / IDENTITY_FILE)
     _refuse_changed(checkpoint, before, made_from, config.dataset, config.allow_changed)
 
 

@@ -1,6 +1,5 @@
 """What a run is made from besides its settings, and whether that is still the same."""
 
-import json
 from collections.abc import Container, Iterator, Mapping
 from functools import cache
 from importlib.metadata import version
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING
 import ramen_ray
 from ramen_ray.config import RunConfig, flatten, read_config
 from ramen_ray.data.store.dataset import Dataset
-from ramen_ray.data.store.made_folder import content_digest
+from ramen_ray.data.store.made_folder import content_digest, read_json
 from ramen_ray.method.model.dual_encoder import CLASSIFIER_FOLDER, ENCODER_FOLDER
 from ramen_ray.method.model.pretrained import content_of
 from ramen_ray.orchestration.run.changes import TABLES, differences, removals
@@ -65,10 +64,10 @@ def trained_on(parameters: Mapping[str, str], content: str) -> Iterator[tuple[st
     yield parameters["dataset"], content
     encoder = Path(parameters.get("encoder.pretrained", ""))
     if (file := encoder.parent / TRAINED_ON_FILE).is_file():
-        yield from map(tuple, json.loads(file.read_text()))
+        yield from map(tuple, read_json(file))
     elif (file := encoder.parent / IDENTITY_FILE).is_file():
         before = flatten(read_config(encoder.parent / CONFIG_FILE))
-        yield from trained_on(before, json.loads(file.read_text())["dataset"])
+        yield from trained_on(before, read_json(file)["dataset"])
     elif encoder.name == ENCODER_FOLDER:
         yield str(encoder), NOT_KNOWN
 

@@ -1,6 +1,5 @@
 """What a run reads, checked: its configuration, encoder, prepared data, graph and classifiers."""
 
-import json
 import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +12,7 @@ from ramen_ray.config import RunConfig, overlay, read_config, with_absolute_path
 from ramen_ray.data.arrays import Int64s
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import WHILE_READ, Dataset, DatasetError, open_unchanged
-from ramen_ray.data.store.made_folder import made_once, owned_folder
+from ramen_ray.data.store.made_folder import made_once, owned_folder, read_json, write_json
 from ramen_ray.method.model.dual_encoder import CLASSIFIER_FOLDER, ENCODER_FOLDER, copy_model
 from ramen_ray.method.model.heads import Classifiers
 from ramen_ray.method.model.sentence_folder import open_encoder
@@ -236,7 +235,7 @@ def _folder_of_model(uri: str, output: Path) -> Path:
             with owned_folder() as copied:
                 copy_model(registry.download(retriever.uri, copied), aside)
             before = training_data(registry, retriever)
-            (aside / TRAINED_ON_FILE).write_text(json.dumps(before))
+            write_json(aside / TRAINED_ON_FILE, before)
     return kept
 
 
@@ -294,7 +293,7 @@ def note_carried(config: RunConfig, dataset: Dataset, folder: Path) -> None:
     if config.base.parts.heads == "none" or not classifiers.is_dir():
         return
     path = read_config(checkpoint / CONFIG_FILE).dataset
-    fingerprint = json.loads((checkpoint / IDENTITY_FILE).read_text())["dataset"]
+    fingerprint = read_json(checkpoint / IDENTITY_FILE)["dataset"]
     since = f"since {checkpoint.parent.name} was trained on it"
     try:
         before = open_unchanged(path, fingerprint, since)

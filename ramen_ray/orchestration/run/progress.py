@@ -1,6 +1,5 @@
 """What a run says while it trains: its first worker logs it, the driver shows how far it is."""
 
-import json
 import logging
 import sys
 import time
@@ -18,7 +17,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Column
 from torch import Tensor
 
-from ramen_ray.data.store.made_folder import whole_file
+from ramen_ray.data.store.made_folder import read_json, write_json
 from ramen_ray.long_work import Pace, in_background
 from ramen_ray.method.metrics.ranking import HEADLINES
 from ramen_ray.method.objectives.terms import Objective
@@ -43,14 +42,13 @@ class LiveProgress:
 
     def write(self, folder: Path) -> None:
         """Write the progress into the run's folder."""
-        with whole_file(folder / PROGRESS_FILE) as aside:
-            aside.write_text(json.dumps(asdict(self)) + "\n")
+        write_json(folder / PROGRESS_FILE, asdict(self))
 
 
 def read_progress(folder: Path) -> LiveProgress | None:
     """Read how far the run in ``folder`` has come; None before its first step."""
     try:
-        return LiveProgress(**json.loads((folder / PROGRESS_FILE).read_text()))
+        return LiveProgress(**read_json(folder / PROGRESS_FILE))
     except FileNotFoundError:
         return None
 

@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 
 from ramen_ray.config import flatten
+from ramen_ray.data.arrays import map_array
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.store.made_folder import owned_folder
@@ -81,7 +82,7 @@ def log_results(task: WorkerTask, trained: WorkerResult, dataset: Dataset, data:
 
 def _predictions(task: WorkerTask, dataset: Dataset, data: Prepared) -> pd.DataFrame:
     """Return the best ads of test queries, or of some if there are many."""
-    ads = np.load(task.run_directory / TEST_ADS_FILE, mmap_mode="r")[:, :AT]
+    ads = map_array(task.run_directory / TEST_ADS_FILE)[:, :AT]
     drawn = np.random.default_rng(task.config.seed).permutation(len(ads))[:MOST_QUERIES]
     ground_truth = build_ground_truth(task.config, data, "test")
     queries = dataset.rows_with_ids("queries/test", np.sort(drawn))

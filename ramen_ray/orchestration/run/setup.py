@@ -1,6 +1,5 @@
 """What a worker of a run trains with, and how it measures the models of the run."""
 
-import json
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -9,7 +8,7 @@ import numpy as np
 
 from ramen_ray.config import RunConfig, write_config
 from ramen_ray.data.prepared.folder import Prepared
-from ramen_ray.data.store.made_folder import check_intact, whole_file
+from ramen_ray.data.store.made_folder import check_intact, whole_file, write_json
 from ramen_ray.errors import UserError
 from ramen_ray.method.metrics.ground_truth import evaluate
 from ramen_ray.method.model.dual_encoder import DualEncoder, load_model
@@ -96,7 +95,7 @@ class RunSetup(Setup[DualEncoder]):
         """Write the model, the configuration, and what the run is made from."""
         model.save(checkpoint, self.config.encoder.max_length)
         write_config(self.config, checkpoint / CONFIG_FILE)
-        (checkpoint / IDENTITY_FILE).write_text(json.dumps(self.made_from) + "\n")
+        write_json(checkpoint / IDENTITY_FILE, self.made_from)
 
     def measure(self, model: DualEncoder, split: str) -> Measured:
         """Evaluate a model on a split; returns the metrics and the best ads of each query."""

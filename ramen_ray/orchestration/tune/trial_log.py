@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from ray import tune
 from ray.tune.experiment import Trial
 
-from ramen_ray.data.store.made_folder import whole_file
+from ramen_ray.data.store.made_folder import read_json, whole_file
 from ramen_ray.long_work import Pace
 from ramen_ray.naming import joined_name
 from ramen_ray.orchestration.run.checkpoints import REPORT_FILE
@@ -70,7 +70,7 @@ def record_of(run: RunDirectory, params: Mapping[str, Any], decides: Sequence[st
     reports = []
     for folder in checkpoint_folders(run.path):
         with suppress(FileNotFoundError):  # it has gone meanwhile
-            reports.append(json.loads((folder / REPORT_FILE).read_text()))
+            reports.append(read_json(folder / REPORT_FILE))
     notes = run.notes
     record = TrialRecord(run.name, params, mlflow_run_id=notes.get("mlflow_run_id"))
     if not reports:

@@ -7,9 +7,10 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from support import rows_of
 
+from ramen_ray.data.arrays import map_array
 from ramen_ray.method.model.dual_encoder import DualEncoder
 from ramen_ray.method.model.encoder import build_bag
-from ramen_ray.method.retrieval.shortlists import open_shortlists, write_shortlists
+from ramen_ray.method.retrieval.shortlists import write_shortlists
 from ramen_ray.method.sampling.batches import draw_hard_negatives
 
 
@@ -18,7 +19,7 @@ def test_shortlists_are_the_nearest_ads_without_the_positives_and_the_own_text(
 ):
     encoder, data = DualEncoder(build_bag(str(encoder_path))), prepared_bag
     write_shortlists(encoder, data, 12, tmp_path / "shortlists.npy")
-    shortlists = open_shortlists(tmp_path / "shortlists.npy")
+    shortlists = map_array(tmp_path / "shortlists.npy")
     queries = encoder.embed_texts(data.queries["train"], np.arange(len(shortlists)))
     ads = encoder.embed_texts(data.ads, np.arange(len(data.ads)))
     assert shortlists.dtype == np.int32

@@ -21,6 +21,7 @@ from short_runs import Run, build_encoder, run_two_workers
 from torch import distributed
 
 from ramen_ray.bases import NodeChoice
+from ramen_ray.data.arrays import map_array
 from ramen_ray.data.prepared.csr import Csr
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.method.graph.pruning import prune
@@ -30,7 +31,7 @@ from ramen_ray.method.model.dual_encoder import TextEmbeddings, number_distinct
 from ramen_ray.method.objectives.adaptation import AdaptiveWeights
 from ramen_ray.method.objectives.losses import SoftmaxLoss, TripletLoss
 from ramen_ray.method.objectives.terms import ramen_objective, task_term
-from ramen_ray.method.retrieval.shortlists import open_shortlists, write_shortlists
+from ramen_ray.method.retrieval.shortlists import write_shortlists
 from ramen_ray.method.sampling.batches import Sampler
 from ramen_ray.method.sampling.curriculum import ClusterSchedule, Curriculum
 from ramen_ray.method.sampling.training_data import TrainingData, open_graphs
@@ -140,7 +141,7 @@ class RecordedRun:
             distributed.barrier()
         sources = self.state.sources
         if self.case.base in {"ance", "depsl"}:
-            sources = replace(sources, shortlists=open_shortlists(made / "shortlists.npy"))
+            sources = replace(sources, shortlists=map_array(made / "shortlists.npy"))
         if self.case.pruned and epoch >= 2:
             pruned = open_graphs(made / "edges", self.regularizers)
             sources = replace(sources, graphs=pruned)
