@@ -136,13 +136,15 @@ def measure_job(folder: Path, uri: str, known: list[str], count: int) -> dict[st
     return {"queries_per_s": count / seconds, "once_started": count / between}
 
 
-def make_retriever(folder: Path, data: Path, config: EncoderConfig) -> Path:
-    """Write a retriever of debian's ads, searched exactly, into ``folder``; returns where it is."""
+def make_retriever(
+    folder: Path, data: Path, config: EncoderConfig, kind: IndexKind = "flat"
+) -> Path:
+    """Write a retriever of debian's ads into ``folder``; returns where it is."""
     DualEncoder(build_encoder(config)).save(folder / "model", config.max_length)
     made, dataset = folder / "torch", Dataset(DATASET)
     model = load_model(folder / "model")
     write_retriever(
-        made, model, dataset, Prepared(data), RetrieverSettings("flat", config.max_length)
+        made, model, dataset, Prepared(data), RetrieverSettings(kind, config.max_length)
     )
     return made
 

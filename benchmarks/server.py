@@ -4,9 +4,9 @@
 each with one request at a time, ask single queries in rounds: `one` and `eight` clients, `before`,
 `moving`, where the alias moves `--moves` times between two versions, `among`, where one request in
 `--hostile-every` is of HOSTILE, and `after`. Each round has the time of its single queries
-(`p50_ms`, `p99_ms`), how many failed, or had other ads than the query's first answer (`wrong`), and
-the memory of the server's processes at its end and at most. `ratio` is the memory after over that
-before. Clients and server share the machine's cores.
+(`p50_ms`, `p99_ms`) and the processors' time of a request (`cpu_ms`), how many failed, or had other
+ads than the query's first answer (`wrong`), and the memory of the server's processes at its end and
+at most. `ratio` is the memory after over that before. Clients and server share the machine's cores.
 
     python -m benchmarks.server [--clients 64] [--requests 200] [--hostile-every 20]
         [--moves 5] [--move-s 10] [--replicas 1]
@@ -180,6 +180,7 @@ def measure(
 ) -> dict[str, Any]:
     """Run a round of all clients; returns its times, statuses and the server's memory."""
     taken = [memory_mb(server)]
+    cpu_before = cpu_s(server)
 
     def watch(ended: Event) -> None:
         while not ended.wait(0.2):
@@ -191,10 +192,12 @@ def measure(
     failed = sum(isinstance(one, tuple) and one[0] != 200 for one in found)
     wrong = sum(isinstance(one, tuple) and not one[2] for one in found) - failed
     taken.append(memory_mb(server))
+    cpu_ms = 1000 * (cpu_s(server) - cpu_before) / len(found)
     memory = {"memory_mb": taken[-1], "most_mb": max(taken)}
     hostile = dict(Counter(str(one) for one in found if isinstance(one, int)))
     return {
         **quantiles(single_ms),
+        "cpu_ms": cpu_ms,
         "answered": len(single_ms),
         "failed": failed,
         "wrong": wrong,
@@ -211,6 +214,12 @@ def memory_mb(server: psutil.Process) -> float:
             memory = process.memory_info()
             total += memory.rss - memory.shared
     return total / 1e6
+
+
+def cpu_s(server: psutil.Process) -> float:
+    """Return the processors' seconds that the server and its processes have taken."""
+    processes = [server, *server.children(recursive=True)]
+    return sum(sum(process.cpu_times()[:2]) for process in processes)
 
 
 def post(port: int, request: Request) -> tuple[int, float, bytes]:
