@@ -26,14 +26,13 @@ NOT_PROMOTED = 3
 """Exit code: all went well, and the champion stays."""
 
 
-class PromoteSettings(StoreSettings):
+class PromoteSettings(PromotionRules, StoreSettings):
     """Promote a run's retriever, or restore an earlier one."""
 
     run: Annotated[tyro.conf.Positional[str | None], tyro.conf.arg(metavar="[RUN]")] = None
     """Folder of a finished run or sweep, or the MLflow run id of either."""
     name: str
     """Registered model; NAME@challenger sets that alias instead of champion."""
-    rules: Annotated[PromotionRules, tyro.conf.arg(name="")] = PromotionRules()
     restore: bool = False
     """Move the alias back to the version that had it before, and was not deleted since."""
 
@@ -57,12 +56,12 @@ def main() -> int | None:
         print(f"next: {asking(f'models:/{name}@{alias}', settings.output)}")
         return None
     assert settings.run is not None, "or it is refused above"
-    find_candidate(registry, settings.run, settings.name, settings.rules.metric)
+    find_candidate(registry, settings.run, settings.name, settings.metric)
     with logged_progress("loading libraries"):
         from ramen_ray.orchestration.deploy.promotion import IncomparableError, promote
         from ramen_ray.reports.report_tables import difference_table, show
     try:
-        promotion = promote(registry, settings.run, settings.name, settings.rules)
+        promotion = promote(registry, settings.run, settings.name, settings)
     except IncomparableError as error:
         raise IncomparableError(f"{error}; --force promotes it anyway") from error
     if promotion.origin:

@@ -103,7 +103,6 @@ def promote(
         rules: by default, nothing is forced or allowed.
 
     Raises:
-        ConfigError: ``rules.not_worse_by`` is below 0.
         RegistryError: a name is not valid, there is no such metric or no retriever, it is the
             champion already and would get another alias, it does not answer, or there is another
             champion by the time that the two are compared.
@@ -113,7 +112,6 @@ def promote(
         DatasetError: the dataset that the run was trained on is missing, or has changed since.
     """
     rules = rules or PromotionRules()
-    margin = rules.margin
     name, alias = name_and_alias(named)
     champion = holder_of(registry, name, CHAMPION)
     run_id, (source, model_id) = find_candidate(registry, run, named, rules.metric)
@@ -139,7 +137,7 @@ def promote(
         ours_by_query, theirs = compared[0].gains
         evidence = Evidence.measured(ours_by_query[metric], theirs[metric], time)
     veto = _objection(compared, rules)
-    is_better = evidence is None or evidence.value + margin > evidence.noise
+    is_better = evidence is None or evidence.value + rules.not_worse_by / 100 > evidence.noise
     promoted = rules.force or (is_better and veto is None)
     if promoted:
         number = give(registry, alias, source, model_id, champion)

@@ -1,20 +1,20 @@
 """What a user may set of a promotion, as flags of its command too."""
 
-from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
-from ramen_ray.config import ConfigError
+from pydantic import Field
+
+from ramen_ray.config import Section
 
 
-@dataclass(frozen=True)
-class PromotionRules:
+class PromotionRules(Section):
     """What decides, and what is allowed."""
 
     metric: str | None = None
     """Test metric that decides, such as R@10; default: the run's selection metric."""
     test: str | None = None
     """Dataset directory whose test queries decide; default: the one that the run was trained on."""
-    not_worse_by: float = 0.0
+    not_worse_by: Annotated[float, Field(ge=0)] = 0.0
     """Points of the metric that it may be worse by, such as 0.5: for fresh models with new ads."""
     veto: Literal["bad@1", "bad@5", "bad@10"] | None = None
     """Share of bad answers, by judgements, that must not be higher by more than noise; too few
@@ -25,10 +25,3 @@ class PromotionRules:
     """Promote it even if clients can filter the champion's answers by more columns than its own."""
     allow_unknown_training: bool = False
     """Let test queries decide that one of the two may have been trained on, as data are gone."""
-
-    @property
-    def margin(self) -> float:
-        """What it may be worse by, as a fraction; a ConfigError if that is below 0."""
-        if not self.not_worse_by >= 0:
-            raise ConfigError(f"--not-worse-by {self.not_worse_by:g} is below 0")
-        return self.not_worse_by / 100
