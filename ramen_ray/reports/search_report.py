@@ -1,6 +1,7 @@
 """What is kept of a trial, and what the trials of a search show: tables, sentences, plots."""
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,14 +21,15 @@ from ramen_ray.reports.report_tables import ReportTable, as_list, as_markdown
 
 TRIALS_FILE = "trials.csv"
 BEST_FILE = "best_command.txt"
-MOST_DESCRIBED = 30
+MOST_DESCRIBED = 10
 FEWEST = 12  # least number of trials for a plot or importances to be useful
 ADAPTIVE = "regularization.adaptive"
-LAMBDA = "regularization.lambda_"
+LAMBDAS = ("regularization.lambda_x.", "regularization.lambda_z.")
 RESTART = "walk.restart_probability"
-EXPLAINED = (LAMBDA, "loss.margin", RESTART)
+EXPLAINED = (*LAMBDAS, "loss.margin", RESTART)
 MATTERS = 0.1  # share of the variance between trials
 PLOT_FILE = "effects.png"
+PANELS_IN_ROW = 4
 
 
 @dataclass(frozen=True)
@@ -74,10 +76,8 @@ def write_sweep_report(
     return dict(optuna.importance.get_param_importances(study, evaluator=evaluator))
 
 
-def describe_sweep(
-    trials: Sequence[TrialRecord], metric: str, command: str, said: Sequence[str] = ()
-) -> str:
-    """Say in Markdown how trials, best first, have ended, and how to train the best."""
+def trials_table(trials: Sequence[TrialRecord], metric: str) -> str:
+    """Say in Markdown how the best of trials, best first, have ended."""
     rows = []
     for trial in trials[:MOST_DESCRIBED]:
         value = "–" if trial.value is None else f"{100 * trial.value:.2f}"
@@ -89,12 +89,7 @@ def describe_sweep(
     columns = ("trial", metric, "ended", "settings")
     table = as_markdown(ReportTable("", columns, rows, text_columns=4))
     rest = len(trials) - MOST_DESCRIBED
-    parts = [*([as_list(said)] if said else []), table]
-    if command:
-        parts.insert(0, f"Train the best: `{command}`")
-    if rest > 0:
-        parts.append(f"and {rest} more in {TRIALS_FILE}")
-    return "\n\n".join(parts)
+    return f"{table}\n\nand {rest} more in {TRIALS_FILE}" if rest > 0 else table
 
 
 def _study(trials: Sequence[TrialRecord]) -> optuna.Study:
@@ -157,9 +152,13 @@ def plot_effects(
         return
     validated = [(trial.params, 100 * trial.value) for trial in trials if trial.value is not None]
     highest = validated[0][1]
-    figure = Figure(figsize=(3.2 * len(shown), 3.5), layout="constrained")
-    panels = figure.subplots(1, len(shown), sharey=True, squeeze=False)[0]
-    for key, axes in zip(shown, panels, strict=True):
+    num_rows = math.ceil(len(shown) / PANELS_IN_ROW)
+    size = 3.2 * PANELS_IN_ROW, 3.2 * num_rows
+    figure = Figure(figsize=size, layout="constrained")
+    panels = figure.subplots(num_rows, PANELS_IN_ROW, sharey=True, squeeze=False).flatten()
+    for axes in panels[len(shown) :]:
+        axes.set_visible(False)
+    for key, axes in zip(shown, panels, strict=False):
         for is_adaptive, marker in ((False, "o"), (True, "^")):
             points = [
                 (params.get(key) or 0, value)
@@ -168,12 +167,12 @@ def plot_effects(
             ]
             label = "adaptive λ (at its highest)" if is_adaptive else "fixed λ"
             axes.plot(*np.reshape(points, (-1, 2)).T, marker, label=label)
-        if key.startswith(LAMBDA):
+        if key.startswith(LAMBDAS):
             positive = [value for params, _ in validated if (value := params.get(key))]
             axes.set_xscale("symlog", linthresh=min(positive, default=1.0))
         axes.set_xlabel(key.partition(".")[2] + (" (0: no walk)" if key == RESTART else ""))
         axes.axhspan(highest - 200 * noise, highest, alpha=0.2, color="grey")
-    panels[0].set_ylabel(f"{metric} (%)")
+    figure.supylabel(f"{metric} (%)")
     panels[0].legend(fontsize="small")
     figure.savefig(folder / PLOT_FILE, dpi=PIXELS_PER_INCH)
 

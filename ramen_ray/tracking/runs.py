@@ -100,7 +100,7 @@ class Run:
         described = self.client.get_run(self.id).data.tags.get(DESCRIPTION_TAG, "")
         if link not in described:
             self.client.set_tag(self.id, REGISTERED_TAG, link)
-            self.describe(f"{described}\n\n{link}")
+            self.describe(f"{link}\n\n{described}")
 
     def describe(self, text: str) -> None:
         """Set the run's description, Markdown, which the UI shows first."""

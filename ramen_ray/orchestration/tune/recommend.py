@@ -314,7 +314,7 @@ def _report(search: Search, data: Prepared, whole: Dataset, run: Run) -> Recomme
     report = search.directory.path / "report"
     write_recommendation(report, measured, table, sentences)
     run.log_artifacts(report)
-    run.describe("\n\n".join([table, *sentences]))
+    run.describe("\n\n".join([*sentences, table]))
     reached = measured[chosen].metrics
     run.log_metrics({f"best/{name}": reached[name] for name in HEADLINES})
     workers = WorkersConfig() if settings.workers == WORKERS else settings.workers

@@ -51,11 +51,12 @@ from ramen_ray.orchestration.tune.trial_log import (
     write_trials,
 )
 from ramen_ray.orchestration.tune.trials import ERRORS, Halving, Trials, parent_run
+from ramen_ray.reports.report_tables import as_list
 from ramen_ray.reports.search_report import (
     TrialRecord,
-    describe_sweep,
     effects,
     plot_effects,
+    trials_table,
     write_sweep_report,
 )
 from ramen_ray.tracking.addresses import tracking_uri
@@ -320,11 +321,13 @@ class Sweep:
         self.said = [*(choice.sentences if choice else []), *effects(trials, shares, noise)]
         run.log_artifacts(self.report)
         links = [run.link_to(file.name) for file in sorted(self.report.iterdir())]
-        parts = [
-            describe_sweep(trials, self.metric, command, self.said),
+        parts = [  # what MLflow cuts, as too long, is at the end of the table
+            *run.registered_as,
+            f"Train the best: `{command}`" if command else "",
+            as_list(self.said),
             f"Finalists: {', '.join(self.links)}" if self.links else "",
             f"Report: {', '.join(links)}",
-            *run.registered_as,
+            trials_table(trials, self.metric),
         ]
         run.describe("\n\n".join(filter(None, parts)))
         if best.value is not None:

@@ -199,7 +199,9 @@ def test_a_sweep_says_what_each_setting_did(tmp_path):
     trials = []
     key = "regularization.lambda_z.links"
     for number, weight in enumerate([0.0, *np.geomspace(0.01, 1, 30)]):
-        params = {key: float(weight), "loss.margin": draw.uniform(0.1, 0.5)}
+        params: dict[str, Any] = {key: float(weight), "loss.margin": draw.uniform(0.1, 0.5)}
+        if not weight:
+            params["regularization.lambda_x"] = {}  # as of a trial without a graph
         value = 0.5 + 0.1 * (0.05 < weight < 0.4) + draw.normal(0, 0.002)
         trials.append(TrialRecord(str(number), params, value))
     trials.sort(key=lambda trial: -(trial.value or 0))
@@ -418,14 +420,18 @@ def test_what_was_cleaned_away_between_calls_is_told_or_not_needed(
     ours = overlay(config, {"name": "cleaned"})
     with pytest.raises(KeyboardInterrupt):
         sweep(ours, SETTINGS, margins, training_command)
+    params = {f"regularization.lambda_x.set_{number}": 1 / 3 for number in range(12)}
     ended = {
-        f"{number}": TrialRecord(f"{number}", value=0.1 * number, end="trained to the end")
-        for number in range(6)
+        f"{number}": TrialRecord(f"{number}", params, 0.01 * number, end="trained to the end")
+        for number in range(40)
     }
     write_trials(directory.path, ended)  # and no trial has a folder
     kept = sweep(ours, SETTINGS, margins, training_command)
     assert [trial.name for trial in kept.trials] == [*ended][::-1]
     assert len(without_ray) == 1, "the first call alone has trials to train"
+    kept.run.add_registered("shop", "1")
+    described = MlflowClient(kept.run.uri).get_run(kept.run.id).data.tags[DESCRIPTION_TAG]
+    assert "(#/models/shop/versions/1)" in described and kept.run.link_to("trials.csv") in described
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{config.output}/cleaned.db")
     with pytest.raises(TrackingError, match="bring back the store") as failure:
         sweep(ours, SETTINGS, margins, training_command)
