@@ -98,7 +98,8 @@ class Tally:
         return self._finding(f"{self.kind.message}{share}: {examples}{self._more}")
 
     def _finding(self, message: str) -> Finding:
-        kind, (file, row) = self.kind, self._first or ("", 0)
+        kind = self.kind
+        file, row = self._first or ("", 0)
         severity = kind.severity if self.count > kind.most else "warning"
         return Finding(severity, file, message, kind.advice, row, kind.column)
 

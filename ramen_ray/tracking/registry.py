@@ -20,11 +20,7 @@ from mlflow.pyfunc import FLAVOR_NAME
 
 from ramen_ray.answering import code_of
 from ramen_ray.data.arrays import Int64s
-from ramen_ray.data.store.made_folder import (
-    checksum_files,
-    find_damage,
-    owned_folder,
-)
+from ramen_ray.data.store.made_folder import checksum_files, find_damage, owned_folder
 from ramen_ray.errors import UserError, first_line_of, redacted_reason, shown_address
 from ramen_ray.naming import naming_fault
 from ramen_ray.tracking.addresses import STORE_VARIABLE, TrackingError, place_beside

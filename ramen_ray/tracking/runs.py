@@ -15,13 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ramen_ray.errors import (
-    first_line_of,
-    is_disk_full,
-    redacted,
-    redacted_reason,
-    shown_address,
-)
+from ramen_ray.errors import first_line_of, is_disk_full, redacted, redacted_reason, shown_address
 from ramen_ray.tracking.addresses import ARTIFACTS, STORE_VARIABLE, TrackingError, place_beside
 
 if TYPE_CHECKING:
@@ -35,12 +29,10 @@ DESCRIPTION_TAG = "mlflow.note.content"
 REGISTERED_TAG = "registered_as"  # the version that was last registered from a sweep
 MODEL_TRAINING = {"mlflow.experimentKind": "custom_model_development"}
 """Opens the view of trained models, in UIs without a switch of their own for it."""
-SIGNS_OF_NO_STORE = ("API request to", "OperationalError")
-"""Found in MLflow's messages about a server that is gone or a database that cannot be used."""
+SIGNS_OF_NO_STORE = ("API request to", "OperationalError")  # in messages about one that is gone
 DELETED = "deleted"
 NO_SUCH_RUN = "RESOURCE_DOES_NOT_EXIST"
-DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
-"""How the URI of a store begins that is used without a server."""
+DATABASES = ("sqlite", "postgresql", "mysql", "mssql")  # begin URIs of stores without a server
 RETRIES = "MLFLOW_HTTP_REQUEST_MAX_RETRIES", "4"  # half a minute; with MLflow's 7 it is four
 NO_ADDRESSES = "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT"  # MLflow prints them with the password
 LONGEST_DIGEST = 36  # of a dataset
@@ -67,12 +59,9 @@ class Run:
 
         client = self.client
         old = client.get_run(self.id).data.params
-        new = [
-            Param(key, shown_address(str(value)))
-            for key, value in parameters.items()
-            if key not in old
-        ]
-        client.log_batch(self.id, params=new)
+        new = {key: value for key, value in parameters.items() if key not in old}
+        params = [Param(key, shown_address(str(value))) for key, value in new.items()]
+        client.log_batch(self.id, params=params)
         for key, value in tags.items():
             client.set_tag(self.id, key, value)
 
@@ -115,10 +104,8 @@ class Run:
 
     def log_artifacts(self, path: Path, folder: str | None = None) -> None:
         """Upload a file, or the content of a folder, into the run's artifact ``folder``."""
-        if path.is_dir():
-            self.client.log_artifacts(self.id, str(path), folder)
-        else:
-            self.client.log_artifact(self.id, str(path), folder)
+        log = self.client.log_artifacts if path.is_dir() else self.client.log_artifact
+        log(self.id, str(path), folder)
 
     def log_first_artifact(self, file: Path) -> None:
         """Upload a file early, to see before hours of training that it can be; or TrackingError."""
@@ -134,8 +121,7 @@ class Run:
 
     def link_to(self, artifact: str) -> str:
         """Return a link, in Markdown, by which the UI opens one of the run's artifacts."""
-        experiment = self.client.get_run(self.id).info.experiment_id
-        return f"[{artifact}](#/experiments/{experiment}/runs/{self.id}/artifacts/{artifact})"
+        return self.link_to_run(artifact, f"{self.id}/artifacts/{artifact}")
 
     def link_to_run(self, name: str, run_id: str) -> str:
         """Return a link, in Markdown, by which the UI opens another run of the same experiment."""
@@ -172,7 +158,7 @@ class Run:
         experiment = self.client.get_run(self.id).info.experiment_id
         running = f"tags.`{PARENT_TAG}` = '{self.id}' and attributes.status = 'RUNNING'"
         for child in self.client.search_runs([experiment], running):
-            self.client.set_terminated(child.info.run_id, "KILLED")
+            Run(self.uri, child.info.run_id).close("KILLED")
 
     @contextmanager
     def closing(self, nested: bool = False) -> Iterator[None]:
@@ -231,16 +217,9 @@ def open_run(
             )
             client.update_run(run_id, status="RUNNING")
             return Run(uri, run_id)
-        if entry is not None:
-            _refuse_deleted_experiment(uri, entry)
-        is_database = uri.startswith(DATABASES)
-        # A server keeps them itself.
-        artifacts = (output.absolute() / ARTIFACTS).as_uri() if is_database else None
-        if entry is None:
-            experiment_id = _new_experiment(client, experiment, artifacts)
-        else:
-            experiment_id = entry.experiment_id
-        created = client.create_run(experiment_id, run_name=name, tags=_origin(parent))
+        entry = entry or _new_experiment(client, uri, experiment, output)
+        _refuse_deleted_experiment(uri, entry)
+        created = client.create_run(entry.experiment_id, run_name=name, tags=_origin(parent))
         return Run(uri, str(created.info.run_id))
     except store_errors() as error:
         is_gone = run_id is not None and getattr(error, "error_code", "") == NO_SUCH_RUN
@@ -272,14 +251,15 @@ def _origin(parent: Run | None) -> dict[str, str]:
     return {PARENT_TAG: parent.id, **origin}
 
 
-def _new_experiment(client: "MlflowClient", name: str, artifacts: str | None) -> str:
+def _new_experiment(client: "MlflowClient", uri: str, name: str, output: Path) -> "Experiment":
+    """Create an experiment, unless another process does; a server keeps artifacts itself."""
+    artifacts = (output.absolute() / ARTIFACTS).as_uri() if uri.startswith(DATABASES) else None
     try:
-        return str(client.create_experiment(name, artifacts, MODEL_TRAINING))
+        client.create_experiment(name, artifacts, MODEL_TRAINING)
     except mlflow_error():
-        made_meanwhile = client.get_experiment_by_name(name)
-        if made_meanwhile is None:
+        if client.get_experiment_by_name(name) is None:
             raise
-        return str(made_meanwhile.experiment_id)
+    return client.get_experiment_by_name(name)
 
 
 def mlflow_error() -> type[Exception]:

@@ -25,7 +25,8 @@ from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.store.schemas import NODE_TABLES, TRAIN
 
 NUM_SHUFFLES = 10
-OF_CLICKS, FEWEST_LIFT = 0.995, 2.0
+OF_CLICKS = 0.995
+FEWEST_LIFT = 2.0
 MAX_CLICKS = 200_000  # if there are more train clicks, this many are used, chosen by their hash
 _SAMPLE = NUM_SHUFFLES  # a hash key that no shuffle has
 

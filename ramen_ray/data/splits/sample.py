@@ -10,7 +10,8 @@ from ramen_ray.data.splits.kept import Kept, lowest, new_dataset_from, write_kep
 from ramen_ray.data.store.dataset import Dataset, DatasetWriter
 from ramen_ray.data.store.schemas import JUDGED, NODE_TABLES, SPLITS, TRAIN
 
-SHARE_OF_SEEDS, GROWTH = 1 / 64, 4
+SHARE_OF_SEEDS = 1 / 64
+GROWTH = 4
 _SEEDS, _NEIGHBOURS, _ADS, _HELD_OUT = range(4)
 
 FAR = 1e-9  # weight of queries that share no ad: drawn where no others are left

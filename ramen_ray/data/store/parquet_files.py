@@ -100,7 +100,8 @@ def row_groups(batches: Iterable[pa.Table]) -> Iterator[pa.Table]:
         while num_waiting >= ROWS_PER_GROUP:
             rows = pa.concat_tables(waiting)
             yield from _of_one_chunk(rows[:ROWS_PER_GROUP])
-            waiting, num_waiting = [rows[ROWS_PER_GROUP:]], num_waiting - ROWS_PER_GROUP
+            waiting = [rows[ROWS_PER_GROUP:]]
+            num_waiting -= ROWS_PER_GROUP
     if num_waiting:
         yield from _of_one_chunk(pa.concat_tables(waiting))
 

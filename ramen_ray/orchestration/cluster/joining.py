@@ -25,7 +25,8 @@ TOO_SLOW = ("timed out during startup", "start a dashboard", "dashboard.log", "d
 """What Ray says where its processes, of which the dashboard is one, have not started in time."""
 TRIES = 3  # Ray gives its processes half a minute each time, and starts faster from warm files
 ANSWERS_WITHIN_S = 20
-GCS, LOOKS_EVERY_S = "gcs_server", 0.5
+GCS = "gcs_server"
+LOOKS_EVERY_S = 0.5
 RAY_SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "TOKENIZERS_PARALLELISM": "false",

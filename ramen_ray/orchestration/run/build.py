@@ -46,7 +46,8 @@ from ramen_ray.method.sampling.training_data import JudgedAds, Regularizer, Trai
 from ramen_ray.method.training.classifier_training import ClassifierPart, ClassifierTraining
 from ramen_ray.method.training.state import TrainState, build_optimizer, build_schedule
 
-PROJECTION_SEED, CLASSIFIER_HEAD_SEED = 0, 1
+PROJECTION_SEED = 0
+CLASSIFIER_HEAD_SEED = 1
 ADS_TO_CENTRE_ON = 4096
 
 
@@ -252,9 +253,11 @@ def cluster_schedule(config: RunConfig) -> ClusterSchedule:
     """Return when clusters of queries are made, and how large they are."""
     base = config.base
     training = config.training
-    size, double_at = base.cluster_size, base.double_cluster_size_at
+    size = base.cluster_size
+    double_at = base.double_cluster_size_at
     if base.parts.order == "batch_clusters":
-        size, double_at = training.global_batch_size, ()
+        size = training.global_batch_size
+        double_at = ()
     return ClusterSchedule(
         base.first_clustered_epoch, base.refresh_every, size, double_at, training.epochs
     )

@@ -88,7 +88,8 @@ def number_nodes(connection: Connection, side: Side, *, listed: bool) -> dict[st
     same_texts = _find_repeats(connection, f"{side}_same_text", source, "text", "hash(text)")
     if side == "query":
         _find_repeats(connection, "families", firsts, "fold(text)", "key")
-        family, families = ", coalesce(first, place) AS family", "LEFT JOIN families USING (place)"
+        family = ", coalesce(first, place) AS family"
+        families = "LEFT JOIN families USING (place)"
     view = f"""CREATE VIEW {nodes} AS
         SELECT place AS number, {rows}.* EXCLUDE (place){family} {firsts} {families}"""
     connection.execute(view)

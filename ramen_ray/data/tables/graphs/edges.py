@@ -195,7 +195,8 @@ def _create_anchors(
     if listed:
         text = "text" if "text" in listed.columns else "name AS text"
         listed.load(connection, "listed", f"SELECT place, name, {text} FROM source")
-        rows, text = "FROM listed", "arg_min(text, place)"
+        rows = "FROM listed"
+        text = "arg_min(text, place)"
     else:
         places = {"query": 0, "ad": PLACES_OF_A_SIDE}
         columns = "SELECT place + {} AS place, anchor AS name FROM {}_rows WHERE node >= 0"
