@@ -24,6 +24,11 @@ def world() -> tuple[int, int]:
     return 0, 1
 
 
+def is_first_worker() -> bool:
+    """Say whether this worker does what one must do for all."""
+    return world()[0] == 0
+
+
 def group_of_cpus() -> distributed.ProcessGroup | None:
     """Return the group by which arrays in memory go from worker to worker; None for one worker.
 

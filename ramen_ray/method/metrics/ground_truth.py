@@ -17,8 +17,8 @@ from ramen_ray.method.distributed import (
     from_first_worker,
     gather_arrays,
     gather_at_first,
+    is_first_worker,
     own_range,
-    world,
 )
 from ramen_ray.method.metrics.ranking import (
     GROUP_KS,
@@ -182,7 +182,7 @@ def evaluate(
     depth = ground_truth.depth
     local_best = search(query_embeddings, ad_embeddings, depth, model.device.index, own_ads)
     best = ground_truth.shown(_merged(local_best, depth))
-    metrics = ground_truth.metrics(best[0]) if world()[0] == 0 else {}
+    metrics = ground_truth.metrics(best[0]) if is_first_worker() else {}
     return from_first_worker(metrics), best
 
 

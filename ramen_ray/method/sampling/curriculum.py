@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from ramen_ray.data.prepared.hashing import keyed_hash
-from ramen_ray.method.distributed import array_from_first_worker, world
+from ramen_ray.method.distributed import array_from_first_worker, is_first_worker
 from ramen_ray.method.sampling.batches import Clusters, Sampler, SamplingSources
 from ramen_ray.method.sampling.encoded import EncodedBatch, StepPart
 
@@ -104,7 +104,7 @@ class Curriculum(StepPart):
         if position == 0 and self.schedule.is_due(epoch):
             self.clusters = self._make_clusters(epoch)
             self.seen = None
-        self._collects = self.schedule.is_due(epoch + 1) and world()[0] == 0
+        self._collects = self.schedule.is_due(epoch + 1) and is_first_worker()
         return replace(sources, clusters=self.clusters)
 
     def _make_clusters(self, epoch: int) -> Clusters:
@@ -135,7 +135,7 @@ class Curriculum(StepPart):
         """Restore the clusters, from which batches are drawn, and the embeddings."""
         if "rows" in content:
             self.clusters = Clusters(content["rows"].numpy(), content["num_clusters"])
-        if world()[0] == 0:
+        if is_first_worker():
             self.seen = content["seen"]
             self._collects = content["collects"]
         return replace(sources, clusters=self.clusters)

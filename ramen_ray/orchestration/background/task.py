@@ -21,7 +21,7 @@ from ray.exceptions import RayError
 
 from ramen_ray.data.store.made_folder import is_intact, made_once, read_json, write_json
 from ramen_ray.errors import UserError, is_disk_full
-from ramen_ray.method.distributed import from_first_worker, world
+from ramen_ray.method.distributed import from_first_worker, is_first_worker
 from ramen_ray.method.model.dual_encoder import copy_model
 from ramen_ray.method.sampling.batches import SamplingSources
 from ramen_ray.method.sampling.training_data import Regularizer
@@ -124,7 +124,7 @@ class BackgroundTask:
         Raises a LateError if a result has not come for half of the epochs of the run.
         """
         started = time.monotonic()
-        is_first = world()[0] == 0
+        is_first = is_first_worker()
         if is_first:
             self._check()
             self._submit_if_due(step, checkpoint)
@@ -161,7 +161,7 @@ class BackgroundTask:
 
     def forget_after(self, step: int) -> None:
         """Remove what was computed from later checkpoints, of which one must have been damaged."""
-        if world()[0] != 0:
+        if not is_first_worker():
             return
         if (self._pending or 0) > step:
             shutil.rmtree(self.folder / PENDING)
@@ -206,12 +206,12 @@ class BackgroundTask:
         )
         if 2 * epochs >= self.schedule.num_epochs:
             raise LateError(said)
-        if world()[0] == 0:
+        if is_first_worker():
             logger.warning(said)
 
     def _wait(self, step: int, seconds: float = math.inf) -> bool:
         """Return, on all workers together, when no task is running, or False after ``seconds``."""
-        is_first = world()[0] == 0
+        is_first = is_first_worker()
         started = time.monotonic()
         signs = 0
         while True:
@@ -236,7 +236,7 @@ class BackgroundTask:
 
     def keep_only_taken(self) -> None:
         """At the end, remove what was begun, and all results but the one in use."""
-        if world()[0] == 0:
+        if is_first_worker():
             shutil.rmtree(self.folder / PENDING, ignore_errors=True)
             for step in _steps(self.folder):
                 if step != self.taken:
@@ -245,7 +245,7 @@ class BackgroundTask:
     def _newest_intact(self, last: int | None = None) -> int | None:
         """Return, on all workers, the step of the newest result up to ``last`` that is whole."""
         newest = None
-        if world()[0] == 0:
+        if is_first_worker():
             otherwise = f"{self.name} are made again when they are due"
             steps = [step for step in _steps(self.folder) if last is None or step <= last]
             whole = (

@@ -12,7 +12,7 @@ from ramen_ray.data.arrays import map_array
 from ramen_ray.data.prepared.folder import Prepared, TokenTable
 from ramen_ray.data.store.made_folder import whole_file, write_json
 from ramen_ray.errors import UserError
-from ramen_ray.method.distributed import array_from_first_worker, world
+from ramen_ray.method.distributed import array_from_first_worker, is_first_worker
 from ramen_ray.method.metrics.ground_truth import Propensity
 from ramen_ray.method.model.dual_encoder import (
     DualEncoder,
@@ -92,7 +92,7 @@ class CombineTask:
             train(training)
         except StepMemoryError as error:
             raise UserError(str(error)) from error
-        if world()[0] != 0:
+        if not is_first_worker():
             return None
         setup.combined_ads(training.model).save(folder / COMBINER_FOLDER)
         combined = open_combined_ads(folder / COMBINER_FOLDER)
@@ -191,7 +191,7 @@ class CombinerSetup(Setup[CombinerModel]):
         clicked = self.sampler.data.clicked_rows
         count = min(CLUSTERS_PER_BATCH * self.sampler.steps_per_epoch, len(clicked))
         rows = np.empty_like(clicked)
-        if world()[0] == 0:
+        if is_first_worker():
             vectors = torch.from_numpy(self.queries.take(clicked))
             rows = balanced_clusters(vectors, count, self.settings.seed).rows
         return Clusters(array_from_first_worker(rows), count)

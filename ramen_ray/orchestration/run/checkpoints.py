@@ -21,7 +21,7 @@ from ramen_ray.data.store.made_folder import (
     write_checksums,
     write_json,
 )
-from ramen_ray.method.distributed import from_first_worker, sum_over_workers, world
+from ramen_ray.method.distributed import from_first_worker, is_first_worker, sum_over_workers, world
 from ramen_ray.orchestration.run.directory import RunError, checkpoint_folders, step_of
 
 CHECKPOINT_FOLDER = "checkpoint_{:09d}"
@@ -59,7 +59,7 @@ class Checkpoints:
         self._run = run
         self._device = device
         self._token = str(from_first_worker(secrets.randbits(62)))  # fits an int64
-        if world()[0] == 0:
+        if is_first_worker():
             with whole_file(run / WRITER_FILE) as file:
                 file.write_text(self._token)
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ramen_ray.config import TrainingConfig
 from ramen_ray.data.store.made_folder import check_intact
 from ramen_ray.errors import first_line_of
-from ramen_ray.method.distributed import world
+from ramen_ray.method.distributed import is_first_worker
 from ramen_ray.method.objectives.terms import Objective
 from ramen_ray.method.sampling.batches import Sampler
 from ramen_ray.method.training.state import (
@@ -154,7 +154,7 @@ def start_or_resume(setup: Setup[Model], logged: Run) -> Training[Model]:
     """
     checkpoints = Checkpoints(setup.folder, setup.worker.device)
     log = RunLog(logged, setup.folder, setup.objective, setup.plan.total_steps)
-    kept_with = checkpoints, log if world()[0] == 0 else None
+    kept_with = checkpoints, log if is_first_worker() else None
     last = checkpoints.last()
     for task in setup.background:
         task.forget_after(0 if last is None else last.step)
@@ -293,7 +293,7 @@ def write_checkpoint(training: Training[Model], metrics: dict[str, float]) -> No
     }
     is_shared = any(part.is_shared for part in state.parts)
     with training.checkpoints.written(reported, is_shared) as folder:
-        if world()[0] == 0:
+        if is_first_worker():
             training.progress.background = {task.name: task.progress for task in setup.background}
             setup.save_model(training.model, folder)
             save_checkpoint(folder, state, asdict(training.progress))

@@ -13,7 +13,7 @@ from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.store.made_folder import whole_file
 from ramen_ray.data.store.same_texts import alike_queries
-from ramen_ray.method.distributed import from_first_worker, world
+from ramen_ray.method.distributed import from_first_worker, is_first_worker
 from ramen_ray.method.metrics.comparison import Evidence, by_piece
 from ramen_ray.method.model.dual_encoder import DualEncoder, load_model
 from ramen_ray.method.retrieval.index import IndexKind, choose_kind
@@ -106,7 +106,7 @@ class WorkerTask:
         folder = answering.checkpoint.folder
         metrics = evaluate_answering(setup, answering)
         index = {}
-        if world()[0] == 0:  # last, as other workers would wait for it to evaluate with them
+        if is_first_worker():  # last, as other workers would wait for it to evaluate with them
             model = load_model(folder, part=answering.part).to(worker.device)
             index = make_retriever(self.config, setup.data, model, self.run_directory)
         return WorkerResult(
@@ -211,7 +211,7 @@ def _validated(setup: RunSetup, model: DualEncoder, part: Part) -> Measured:
 def is_better(setup: RunSetup, ours: Measured, others: Measured) -> bool:
     """Say, on every worker the same, whether validation prefers ``ours`` beyond noise."""
     is_beyond_noise = False
-    if world()[0] == 0:
+    if is_first_worker():
         ground_truth = build_ground_truth(setup.config, setup.data, "validation")
         metric = setup.plan.metric
         pieces = alike_queries(Dataset(setup.config.dataset), "validation")
@@ -246,7 +246,7 @@ def evaluate_answering(setup: RunSetup, answering: Answering) -> Metrics:
             metrics[part] = of_splits
         if part == answering.part:
             metrics["trained"] = of_splits
-    if world()[0] == 0:
+    if is_first_worker():
         chosen = measured[answering.part]
         _save_ads(setup.folder / TEST_ADS_FILE, chosen["test"][1])
         _save_ads(setup.folder / VALIDATION_ADS_FILE, chosen["validation"][1])
