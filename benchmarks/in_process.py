@@ -129,7 +129,8 @@ def pruned(run: Run) -> Graphs:
         of, to = embedded_texts(run.model, [nodes, run.data.anchors(one.anchor_set)])
         threshold = run.config.pruning.prune_threshold
         with tempfile.TemporaryDirectory() as folder:  # the kept edges stay mapped into memory
-            kept[one] = prune(edges, of, to, threshold, Path(folder)).edges
+            prune(edges, of, to, threshold, Path(folder))
+            kept[one] = Csr.open(Path(folder))
     return kept
 
 

@@ -1,6 +1,5 @@
 """Pruning: keep the edges whose texts the encoder itself finds similar (RAMEN, appendix A)."""
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -11,23 +10,18 @@ from ramen_ray.method.model.dual_encoder import TextEmbeddings
 EDGES_PER_BATCH = 16_384
 
 
-@dataclass(frozen=True)
-class Pruned:
-    """One side of a graph after pruning."""
-
-    edges: Csr  # nodes x anchors, the kept edges with their weights
-    share_kept: float  # 1 if there were no edges
-    num_left_bare: int  # nodes that lost all of their edges, and so add nothing to the loss
-
-
 def prune(
     edges: Csr,
     nodes: TextEmbeddings,
     anchors: TextEmbeddings,
     prune_threshold: float,
     folder: Path,
-) -> Pruned:
-    """Write into ``folder`` the edges (nodes x anchors) whose cosine is above the threshold."""
+) -> dict[str, float]:
+    """Write into ``folder`` the edges (nodes x anchors) whose cosine is above the threshold.
+
+    Returns the ``share_kept`` of the edges, 1 if there were none, and the number of
+    ``nodes_left_bare``, which lost all of theirs, and so add nothing to the loss.
+    """
     num_edges = len(edges.indices)
     batches = row_batches(edges.indptr, EDGES_PER_BATCH)
     pruned = (_prune_rows(edges, rows, nodes, anchors, prune_threshold) for rows in batches)
@@ -35,7 +29,7 @@ def prune(
     kept = Csr.open(folder)
     left_bare = (np.diff(edges.indptr) > 0) & (np.diff(kept.indptr) == 0)
     share_kept = len(kept.indices) / num_edges if num_edges else 1.0
-    return Pruned(kept, share_kept, int(left_bare.sum()))
+    return {"share_kept": share_kept, "nodes_left_bare": int(left_bare.sum())}
 
 
 def _prune_rows(

@@ -62,9 +62,8 @@ class GraphPruning(Work):
         for regularizer, node, anchor in zip(self.regularizers, nodes, anchors, strict=True):
             edges = Csr.open(self.edges / regularizer.path)
             place = folder / regularizer.path
-            pruned = prune(edges, texts[node], texts[anchor], self.prune_threshold, place)
-            report[f"share_kept/{regularizer.path}"] = pruned.share_kept
-            report[f"nodes_left_bare/{regularizer.path}"] = pruned.num_left_bare
+            left = prune(edges, texts[node], texts[anchor], self.prune_threshold, place)
+            report |= {f"{name}/{regularizer.path}": value for name, value in left.items()}
         file.unlink()
         return report
 

@@ -14,7 +14,7 @@ from ramen_ray.data.store.predictions import shown_ads, spell_out
 from ramen_ray.data.store.schemas import TRAIN
 from ramen_ray.method.metrics.ranking import HEADLINES
 from ramen_ray.orchestration.run.build import build_ground_truth
-from ramen_ray.orchestration.run.directory import TEST_ADS_FILE, started_from
+from ramen_ray.orchestration.run.directory import TEST_ADS_FILE, started_from, step_of
 from ramen_ray.orchestration.run.identity import TRAINED_ON, trained_on
 from ramen_ray.orchestration.run.worker import RETRIEVER, WorkerResult, WorkerTask, index_kind
 from ramen_ray.reports.pages import write_run_plots
@@ -56,7 +56,7 @@ def log_results(task: WorkerTask, trained: WorkerResult, dataset: Dataset, data:
     shutil.rmtree((folder / RETRIEVER).parent)
     named = {
         **prefixed("index/", trained.index),
-        "best/step": trained.best_step,
+        "best/step": step_of(trained.best_checkpoint),
         "trained_seconds": trained.trained_seconds,
         "waited_seconds": trained.waited_seconds,
     }

@@ -56,7 +56,6 @@ class WorkerResult:
     # ``both``
     metrics: Metrics
     best_checkpoint: Path  # the folder of the model that answers
-    best_step: int  # the step after which it was written
     part: Part  # which part of its vectors answers
     index: dict[str, float]  # figures of the retriever's index; only of the first worker
     trained_seconds: float  # time spent in steps, over all attempts
@@ -112,7 +111,6 @@ class WorkerTask:
         return WorkerResult(
             metrics=metrics,
             best_checkpoint=folder,
-            best_step=answering.checkpoint.step,
             part=answering.part,
             index=index,
             trained_seconds=training.progress.trained_seconds,

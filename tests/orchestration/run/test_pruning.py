@@ -48,17 +48,18 @@ def test_it_keeps_what_a_plain_loop_keeps(rows, weighted, threshold, batch, kind
     nodes, anchors = (TextEmbeddings(vectors, draw.integers(0, 8, size=n)) for n in (6, 5))
     with pytest.MonkeyPatch.context() as patch, TemporaryDirectory() as folder:
         patch.setattr(pruning, "EDGES_PER_BATCH", batch)
-        pruned = prune(edges, nodes, anchors, threshold, Path(folder))
+        figures = prune(edges, nodes, anchors, threshold, Path(folder))
+        pruned = Csr.open(Path(folder))
     every = np.arange(6), np.arange(5)
     kept = kept_by_a_loop(edges, nodes.take(every[0]), anchors.take(every[1]), threshold)
-    assert_same(pruned.edges, kept)
+    assert_same(pruned, kept)
     num_edges = sum(map(len, rows))
-    assert pruned.share_kept == (sum(map(len, kept)) / num_edges if num_edges else 1)
-    assert pruned.num_left_bare == sum(
+    assert figures["share_kept"] == (sum(map(len, kept)) / num_edges if num_edges else 1)
+    assert figures["nodes_left_bare"] == sum(
         bool(before) and not after for before, after in zip(rows, kept, strict=True)
     )
     bare = np.array([node for node, row in enumerate(kept) if not row], dtype=int)
-    assert (pruned.edges.draw(bare, np.full(len(bare), 0.5)) == -1).all()
+    assert (pruned.draw(bare, np.full(len(bare), 0.5)) == -1).all()
 
 
 def _when_open(gate: Path) -> Callable[[Path, Path], dict[str, float]]:
