@@ -4,7 +4,7 @@ INSTALLED := $(VENV)/.installed
 # faiss for the CPU and for NVIDIA's GPUs are the same module
 FAISS := $(if $(shell command -v nvidia-smi),gpu,cpu)
 
-.PHONY: install train lint quick test test-all test-gpu docs clean
+.PHONY: install train lint quick quick-with-ray quick-without-ray test test-all test-gpu docs clean
 
 install: $(INSTALLED)
 
@@ -18,11 +18,18 @@ lint: $(INSTALLED)
 	$(VENV)/bin/lint-imports
 
 quick: $(INSTALLED)
-	$(VENV)/bin/pytest -n 2 --dist loadfile --no-loadscope-reorder --durations 15 -m "not slow"
+	$(MAKE) --jobs 2 quick-with-ray quick-without-ray
+
+# in one process, so that Ray and its workers start once
+quick-with-ray: $(INSTALLED)
+	$(VENV)/bin/pytest --durations 15 -m "ray and not slow"
+
+quick-without-ray: $(INSTALLED)
+	$(VENV)/bin/pytest -n 2 --dist loadfile --no-loadscope-reorder --durations 15 -m "not ray and not slow"
 
 # at the same time, as tests of Ray wait for much
 test: $(INSTALLED)
-	$(MAKE) --jobs 2 lint quick
+	$(MAKE) --jobs 3 lint quick-with-ray quick-without-ray
 
 test-all: test
 	$(VENV)/bin/pytest -rs --durations 15 -m slow

@@ -77,12 +77,11 @@ TOPICS = {
     "dances": ["tango", "waltz", "polka", "rumba", "jive", "samba", "minuet"],
 }
 COMMON_WORDS = ["old", "new", "small", "great", "northern", "rare"]
-FIRST = (
-    "test_cluster",  # it ends the shared cluster, which is then not started twice
-    *("test_train", "test_bases", "test_sweep", "test_walked_and_novel"),  # the longest
-    "test_jobs",
-)
-LAST_WITH_RAY = ("test_pruning", "test_tasks", "test_workers")  # what they kill may cost a restart
+PLACES = {  # among the files with a cluster, and among the others; 0 by default
+    "test_cluster": -1,  # it ends the shared cluster, which is then not started twice
+    "test_jobs": -1,  # the longest
+    **{"test_pruning": 1, "test_tasks": 2, "test_workers": 3},  # what they kill may cost a restart
+}
 GIVES_BACK_WITHIN_S = 6  # what a killed process had; Ray 2.60 can lose it, and restarts in 6 s
 NUM_LINKS = 30
 NUM_QUERIES = {"train": 60, "validation": 12, "test": 12}
@@ -127,19 +126,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--record", action="store_true")
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Mark the tests that share a cluster: in one process Ray and its workers start once."""
+    if _needs_cluster(item):
+        item.add_marker("ray")
+
+
 @pytest.hookimpl(trylast=True)  # when the slow ones are left out
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files that take longest go first, so that two processes end together."""
-    with_ray = {item.path for item in items if _needs_cluster(item) or "head" in item.fixturenames}
-    ranks = {name: rank for rank, name in enumerate(FIRST)}
-
-    last = {name: rank for rank, name in enumerate(LAST_WITH_RAY)}
-
-    def rank(item: pytest.Item) -> tuple[int, bool, int]:
-        name = item.path.stem
-        return ranks.get(name, len(ranks)), item.path not in with_ray, last.get(name, -1)
-
-    items.sort(key=rank)
+    """Let files with a cluster go first, after each other."""
+    with_ray = {item.path for item in items if _needs_cluster(item)}
+    items.sort(key=lambda item: (item.path not in with_ray, PLACES.get(item.path.stem, 0)))
 
 
 @pytest.hookimpl(wrapper=True)

@@ -143,15 +143,6 @@ def test_bad_input_is_one_clear_line(flag, value, message, tmp_path, refused, mo
     assert not list(tmp_path.rglob("*.parquet")) + list(tmp_path.rglob("checkpoint*"))
 
 
-def test_too_few_cpus_are_reported_before_anything_is_prepared(cluster, refused, output):
-    assert "needs 128 CPUs" in refused(
-        train,
-        *("tiny", "--output", output, "--workers.num-workers", "64"),
-        *("--workers.startup-timeout-s", "1"),
-    )
-    assert not (output / "prepared").exists()
-
-
 def test_print_config_shows_every_setting_and_trains_nothing(tmp_path, done):
     output = tmp_path / "outputs"
     said = done(train, "tiny", "--print-config", "--seed", 7, "--output", output)

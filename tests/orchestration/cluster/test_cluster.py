@@ -7,6 +7,7 @@ import ray
 from ray.util.placement_group import placement_group, remove_placement_group
 from support import wait_until
 
+from jobs import train
 from ramen_ray.config import WorkersConfig
 from ramen_ray.orchestration.cluster.joining import ClusterError
 from ramen_ray.orchestration.cluster.resources import (
@@ -19,7 +20,8 @@ WORKER = WorkersConfig(use_gpu=True, gpus_per_worker=0.6, cpus_per_worker=1, sta
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _cluster() -> Iterator[None]:
+def cluster() -> Iterator[None]:
+    """In place of the shared one, with two GPUs."""
     ray.shutdown()  # what another module left
     ray.init(address="local", num_cpus=2, num_gpus=2, log_to_driver=False, include_dashboard=False)
     yield
@@ -35,6 +37,12 @@ def _all_is_given_back() -> Iterator[None]:
 def free() -> tuple[float, float]:
     resources = ray.available_resources()
     return resources.get("CPU", 0), resources.get("GPU", 0)
+
+
+def test_too_few_cpus_are_reported_before_anything_is_prepared(refused, output):
+    workers = ("--workers.num-workers", "64", "--workers.startup-timeout-s", "1")
+    assert "needs 128 CPUs" in refused(train, "tiny", "--output", output, *workers)
+    assert not (output / "prepared").exists()
 
 
 def test_a_share_of_a_gpu_is_of_one_gpu():

@@ -49,6 +49,11 @@ def _revealed(split_path: Path, folder: Path, seed: int = 0) -> Path:
     return make_novel_split(parent, folder, NovelSettings(0.3, one_shot=True, seed=seed)).path
 
 
+@pytest.fixture(scope="module")
+def other_seed(split_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return _revealed(split_path, tmp_path_factory.mktemp("revealed") / "other", seed=1)
+
+
 def _words(run: Path, output: Path, *more: object) -> list[object]:
     return [combine_job, "--run", run, "--output", output, *QUICK, *more]
 
@@ -160,11 +165,9 @@ CASES: list[tuple[dict[str, object], str]] = [
 
 
 @pytest.mark.parametrize(("changes", "message"), CASES)
-def test_bad_input_is_one_clear_line(changes, message, trained, refused, split_path, tmp_path):
-    other = _revealed(split_path, tmp_path / "other", seed=1)
-    given = {
-        key: str(value).format(split=split_path, other_seed=other) for key, value in changes.items()
-    }
+def test_bad_input_is_one_clear_line(changes, message, trained, refused, split_path, other_seed):
+    paths = {"split": split_path, "other_seed": other_seed}
+    given = {key: str(value).format(**paths) for key, value in changes.items()}
     output, run = trained.run_directory.parent.parent, given.pop("--run", trained.run_directory)
     words = [word for item in given.items() for word in item]
     assert message in refused(*_words(Path(run), output, *words))

@@ -160,7 +160,8 @@ def data(cluster: None, config: RunConfig) -> Prepared:
     return prepare(Dataset(config.dataset), Path(config.output) / "prepared", tokenizer)
 
 
-@pytest.mark.parametrize("is_killed", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("is_killed", [False, True])
 def test_two_workers_of_which_one_may_be_killed_end_like_a_plain_loop(
     is_killed, config, data, tmp_path
 ):

@@ -224,13 +224,11 @@ def test_a_task_that_fails_each_time_ends_the_run_at_its_half(cluster, tmp_path,
 def test_training_waits_for_a_result_when_the_next_is_due_or_the_last_epoch_begins(
     every, num_epochs, cluster, tmp_path, caplog
 ):
-    def takes_longer(model: Path, folder: Path) -> dict[str, float]:
-        time.sleep(2)
-        return {}
-
     schedule = Schedule(1, every, num_epochs, steps_per_epoch=EPOCH, wait=False)
-    task = _task(tmp_path, takes_longer, schedule)
-    assert [_advance(task, epoch * EPOCH) for epoch in (1, 2, 3)] == [None, None, EPOCH]
+    task = _task(tmp_path, _when_open(gate := tmp_path / "gate"), schedule)
+    assert [_advance(task, epoch * EPOCH) for epoch in (1, 2)] == [None, None]
+    gate.touch()
+    assert _advance(task, 3 * EPOCH) == EPOCH
     assert not caplog.text
     task.cancel()
 

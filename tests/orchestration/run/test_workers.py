@@ -31,12 +31,8 @@ Job = Callable[..., Any]
 @pytest.fixture
 def train(cluster: None) -> Job:
     """Let the only worker, of one failure at most, do something else than training."""
-
-    def called(worker: Callable[[WorkerContext], Any], max_failures: int = 1) -> Any:
-        held = WorkersConfig(cpus_per_worker=1, max_failures=max_failures)
-        return processes.train_in_one_worker(worker, held)
-
-    return called
+    held = WorkersConfig(cpus_per_worker=1, max_failures=1)
+    return lambda worker: processes.train_in_one_worker(worker, held)
 
 
 @pytest.mark.parametrize("is_killed", [True, False])
@@ -59,8 +55,8 @@ FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 @pytest.mark.parametrize(
     ("error", "tries", "kind", "message"),
     [
-        (None, 3, ClusterError, "workers have died 3 times, once more than"),
-        (ZeroDivisionError("by zero"), 3, ZeroDivisionError, "by zero"),
+        (None, 2, ClusterError, "workers have died 2 times, once more than"),
+        (ZeroDivisionError("by zero"), 2, ZeroDivisionError, "by zero"),
         (FULL, 1, OSError, "No space left on device"),
         (DatasetError("a fault in line 3"), 1, DatasetError, "a fault in line 3"),
     ],
@@ -77,7 +73,7 @@ def test_a_worker_that_fails_as_it_would_again_is_told_in_one_line(
         os.kill(os.getpid(), signal.SIGKILL)
 
     with pytest.raises(kind, match=message) as told:
-        train(fail, max_failures=2)
+        train(fail)
     assert "\n" not in str(told.value)
     assert (tmp_path / "tries").stat().st_size == tries
     assert is_disk_full(told.value) == (error is FULL)
@@ -111,7 +107,6 @@ DIED = _Died("A worker has died.\nIts logs")
 TOO_OFTEN = r"workers have died 3 times, once more than .*\(A worker has died\.\)$"
 
 
-@pytest.mark.slow
 def test_several_workers_meet_by_the_interface_that_the_driver_names(
     cluster, tmp_path, monkeypatch
 ):
