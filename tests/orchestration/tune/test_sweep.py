@@ -392,6 +392,21 @@ def test_a_worker_needs_nothing_of_a_user_s_to_train_a_trial(without_ray, config
         cloudpickle.loads(handed.here)
 
 
+def test_what_changed_meanwhile_explains_why_no_trial_was_validated(
+    without_ray, config, tmp_path, monkeypatch
+):
+    dataset = Path(shutil.copytree(config.dataset, tmp_path / "handmade"))
+
+    def change_first(*_: Any) -> list[TrialRecord]:
+        shutil.copy(dataset / "queries/validation.parquet", dataset / "queries/test.parquet")
+        return []
+
+    monkeypatch.setattr(trials_module.Trials, "fit", change_first)
+    with pytest.raises(RunError, match=r"meanwhile: dataset .*; put it back"):
+        ours = overlay(config, {"dataset": str(dataset), "name": "meanwhile"})
+        sweep(ours, SETTINGS, margins, training_command)
+
+
 def test_a_sweep_begins_with_the_best_of_another_that_its_space_has(without_ray, config, caplog):
     directory = RunDirectory.of(config.output, "week-1", "sweeps")
     directory.create()
