@@ -362,8 +362,10 @@ def test_positions_are_counted_as_the_transformer_does(model_type):
     assert [most_tokens(config)] == (tables[:1] or [None])  # later ones are of other parts
 
 
-@pytest.mark.parametrize("sides", ["left", "right"])
-@pytest.mark.parametrize("special", [SPECIAL, {"eos_token": "</s>"}, {"unk_token": "<unk>"}])
+@pytest.mark.parametrize(
+    ("special", "sides"),
+    [(SPECIAL, "left"), ({"eos_token": "</s>"}, "right"), ({"unk_token": "<unk>"}, "left")],
+)
 @pytest.mark.parametrize(("name", "pooling"), [("Roberta", "mean"), ("GPT2", "cls")])
 def test_a_tokenizer_that_pads_otherwise_is_saved_for_the_same_vectors(
     pooling, name, special, sides, tmp_path

@@ -99,7 +99,7 @@ def test_trials_explore_the_graph_and_no_two_train_the_same(base, stand_in):
     drawing = Drawing.of(config, SPACES["regularization"], Dataset(stand_in))
     search = TrialSearch(drawing, RandomSampler(0), {}, "score", lambda: None)
     search.first = [drawing.own()]
-    trials = [search.suggest(str(number)) for number in range(300)]
+    trials = [search.suggest(str(number)) for number in range(200)]
     configs = [overlay(config, trial) for trial in trials]
     assert overlay(configs[0], {"name": None}) == config, "the first is the configuration's own"
     sets = {"hyper_link": "xz", "co_click": "z", "co_session": "x"}
@@ -110,7 +110,7 @@ def test_trials_explore_the_graph_and_no_two_train_the_same(base, stand_in):
         assert weights <= trial.keys()
     for key in weights:
         fixed = [trial[key] for trial in trials if not trial["regularization.adaptive"]]
-        assert 0 in fixed and len(set(fixed)) > 50
+        assert 0 in fixed and len(set(fixed)) > 30
     walked = [drawn for drawn in configs if drawn.walk.enabled]
     assert len({drawn.walk.restart_probability for drawn in walked}) == 5
     unnamed = [flatten(overlay(drawn, {"name": None})) for drawn in configs]
