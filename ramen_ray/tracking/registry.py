@@ -246,7 +246,7 @@ class Registry:
             with owned_folder() as aside:
                 folder = self.download(model_uri, aside, may_stay=True)
                 kept = code_of(folder).Retriever
-                _check_options(kept, options)
+                check_options(kept, options)
                 loaded: Retriever = kept(folder, device, **options)
             return loaded
         except FileNotFoundError as error:
@@ -295,14 +295,15 @@ def ask(retriever: "Retriever", queries: Sequence[Any], params: Mapping[str, Any
     message has at most MOST_SAID characters of a request.
     """
     options = {name: value for name, value in params.items() if value not in (None, (), {})}
-    _check_options(retriever.answer, options)
+    check_options(retriever.answer, options)
     try:
         return retriever.answer(queries, **options)
     except retriever.refusal as error:
         raise RegistryError(str(error)[:MOST_SAID]) from None
 
 
-def _check_options(kept: Callable[..., Any], options: Mapping[str, Any]) -> None:
+def check_options(kept: Callable[..., Any], options: Mapping[str, Any]) -> None:
+    """Raise a RegistryError if the code that a retriever keeps does not know an option."""
     if new := options.keys() - signature(kept).parameters:
         raise RegistryError(
             f"this retriever is of an earlier version, without {', '.join(sorted(new))}; each new "

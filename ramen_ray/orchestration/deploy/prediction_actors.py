@@ -20,6 +20,7 @@ from ramen_ray.method.retrieval.shards import HeldShard, IndexShard, search_of
 from ramen_ray.orchestration.cluster.resources import limited_attempts, user_errors
 from ramen_ray.orchestration.deploy.prediction_files import Answers, Asked, Partition
 from ramen_ray.orchestration.sharded_search import queries_at_once
+from ramen_ray.tracking.registry import check_options
 
 
 @dataclass(frozen=True)
@@ -47,16 +48,22 @@ class Answer:
     def __init__(self, work: Work, num_threads: int, shards: Sequence[ActorHandle] = ()) -> None:
         faiss.omp_set_num_threads(num_threads)
         self.work = work
+        self.shards = shards
         self.code = code_of(work.retriever)
-        elsewhere = search_of([partial(_search, shard) for shard in shards]) if shards else None
-        with limited_attempts(work.answers.aside, f"loading {work.retriever}"):
-            self.retriever = self.code.Retriever(work.retriever, search=elsewhere)
+        self.retriever: Any = None
+
+    def _load(self) -> Any:
+        shards = [partial(_search, shard) for shard in self.shards]
+        options = {"search": search_of(shards)} if shards else {}
+        check_options(self.code.Retriever, options)
+        return self.code.Retriever(self.work.retriever, **options)
 
     def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
         """Write the answers of a partition."""
         answers = self.work.answers
         partition = answers.partitions[row["partition"]]
         with limited_attempts(answers.aside, partition.name):
+            self.retriever = self.retriever or self._load()
             answers.write(row["partition"], self._answered(partition))
         return row
 
@@ -80,7 +87,10 @@ class Answer:
     def _best(self, texts: list[str]) -> TopK:
         asked = self.work.asked
         vectors = self.retriever.embed(texts)
-        rows, scores = self.retriever.best(vectors, asked.top_k, None, asked.at_most)
+        if asked.at_most:
+            rows, scores = self.retriever.best(vectors, asked.top_k, None, asked.at_most)
+        else:
+            rows, scores = self.retriever.nearest(vectors, asked.top_k)
         if asked.min_score is not None:
             rows = np.where(scores < asked.min_score, -1, rows)
         return rows, scores

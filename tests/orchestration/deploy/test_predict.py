@@ -3,9 +3,12 @@
 import os
 import pickle
 import shutil
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,15 +20,17 @@ from filelock import FileLock
 from pyarrow.fs import LocalFileSystem
 from ray.util.placement_group import placement_group
 from stores import Store
-from support import NUM_CPUS, table_with_code
+from support import NUM_CPUS, PATIENCE_S, table_with_code
 
 from jobs import index, predict
+from ramen_ray.answering.requests import find_error
+from ramen_ray.answering.retriever import Retriever
 from ramen_ray.data.store.dataset import Dataset, DatasetError
 from ramen_ray.method.retrieval import shards
 from ramen_ray.orchestration.cluster import resources
 from ramen_ray.orchestration.cluster.resources import no_placement_group_left
 from ramen_ray.orchestration.deploy import predict as answering
-from ramen_ray.orchestration.deploy import prediction_files
+from ramen_ray.orchestration.deploy import prediction_actors, prediction_files
 from ramen_ray.orchestration.deploy.copies import take_place
 from ramen_ray.orchestration.deploy.prediction_files import partitions
 from ramen_ray.tracking.aliases import MovedError
@@ -237,6 +242,31 @@ def test_queries_that_change_while_they_are_answered_are_refused(tmp_path):
     for batches in (begun, first.batches(), last.batches()):
         with pytest.raises(DatasetError, match=r"queries\.parquet has changed since"):
             list(batches)
+
+
+def test_any_number_of_processes_may_load_the_retriever_at_once(store, tmp_path, monkeypatch):
+    number = resources.MAX_ATTEMPTS + 1
+    all_load = threading.Barrier(number, timeout=PATIENCE_S)
+
+    def load(*given: Any) -> Retriever:
+        all_load.wait()
+        return Retriever(*given)
+
+    code = SimpleNamespace(Retriever=load, find_error=find_error)
+    monkeypatch.setattr(prediction_actors, "code_of", lambda _: code)
+    queries = str(tmp_path / "queries.parquet")
+    pq.write_table(pa.table({"text": ["robin"] * number}), queries, row_group_size=1)
+    folder = Registry(store.uri).download(CHAMPION, tmp_path / "retriever")
+    pieces = partitions({queries: LocalFileSystem()})
+    answers = prediction_files.Answers(tmp_path, tmp_path / "aside", pieces, {})
+    work = prediction_actors.Work(prediction_files.Asked(queries, 3), answers, folder)
+
+    def answer(partition: int) -> None:
+        prediction_actors.Answer(work, 1)({"partition": partition})
+
+    with ThreadPoolExecutor(number) as threads:
+        list(threads.map(answer, range(number)))
+    assert answers.counts() == [(1, 0)] * number
 
 
 def test_no_code_in_a_table_of_queries_is_run(words, refused, tmp_path):
