@@ -35,7 +35,7 @@ def test_pairs_are_saved_as_scipy_has_them_whatever_their_order(rows, random):
     with TemporaryDirectory() as folder:
         made.save(Path(folder))
         found = Csr.open(Path(folder))
-    assert isinstance(found.indices, np.memmap)
+    assert isinstance(found.indices.base, np.memmap)
     assert (found.cumulative_weights is None) == (made.cumulative_weights is None)
     expected = sp.csr_array((weights, (row_ids, columns)), shape=(len(rows), NUM_COLUMNS))
     expected.sort_indices()
