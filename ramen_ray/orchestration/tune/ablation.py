@@ -144,8 +144,9 @@ def ablate(config: RunConfig, ablation: AblationConfig) -> AblationResult:
         data = prepared_data(config, dataset)
         train_missing(missing, made_from, directory, run)
         figures = _compare(variants, runs, data)
-        own = f"{config.base.kind}-ramen"
-        choice = choose_trained(runs, data, dataset, own if own in runs else list(runs)[1])
+        whole = f"{config.base.kind}-ramen"
+        default = whole if whole in runs else list(runs)[1]
+        choice = choose_trained(runs, data, dataset, default)
         sentences = [*verdict(figures), *choice.sentences]
         report = directory.path / "report"
         write_ablation_report(report, figures, sentences)

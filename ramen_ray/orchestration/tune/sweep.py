@@ -227,8 +227,8 @@ class Sweep:
     ) -> Choice | None:
         """Train the finalists with further seeds, and choose one; None if there are too few."""
         config = self.config
-        own = self.drawing.own()
-        whole = [record for record in records if record.is_whole and record.drawn != own]
+        preset = self.drawing.own()
+        whole = [record for record in records if record.is_whole and record.drawn != preset]
         count = self.settings.finalists
         if not count or len(records) <= count or not whole:
             return None

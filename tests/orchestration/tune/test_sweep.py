@@ -422,8 +422,8 @@ def test_a_sweep_begins_with_the_best_of_another_that_its_space_has(without_ray,
     settings = SETTINGS.model_copy(update={"from_sweep": "week-1"})
     with pytest.raises(KeyboardInterrupt):
         sweep(overlay(config, {"name": "week-2"}), settings, margins, training_command)
-    own, prior, new = (without_ray[0].search.suggest(str(number)) for number in range(3))
-    assert own["loss.margin"] == config.loss.margin and prior["loss.margin"] == 0.4
+    first, prior, new = (without_ray[0].search.suggest(str(number)) for number in range(3))
+    assert first["loss.margin"] == config.loss.margin and prior["loss.margin"] == 0.4
     assert new["loss.margin"] not in {0.2, 0.4}
     assert "1 of 3 trials of --from-sweep week-1 have settings that this space" in caplog.text
 
