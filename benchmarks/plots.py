@@ -52,6 +52,7 @@ JUDGED = {
     "8,000, as positives too": "8,000 judgements, as positives",
     "8,000, grades too": "8,000 judgements, graded",
     "three seeds as a teacher": "a teacher",
+    "half of debian's names": "half of the names judged",
 }
 NEW_ADS = {
     "graph": "RAMEN: text alone",
