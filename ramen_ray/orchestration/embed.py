@@ -167,12 +167,13 @@ class _Embedder:
     def __init__(self, work: _Work, batches: list[_Batch]) -> None:
         self.work = work
         self.batches = batches
-        with limited_attempts(work.attempts, f"loading of {work.model}"):
-            self.model = work.load()
+        self.model: DualEncoder | None = None
 
     def __call__(self, row: dict[str, int]) -> dict[str, int]:
         batch = self.batches[row["id"]]
         with limited_attempts(self.work.attempts, str(batch)):
+            if self.model is None:  # loading alone has one name in all processes
+                self.model = self.work.load()
             self.work.embed(batch, self.model)
         return row
 
