@@ -46,7 +46,6 @@ UNFINISHED = ".unfinished-"
 """With an anchor set's name, or a folder's and a dot: the file that hides its tables until all are
 in place."""
 
-
 FileState = tuple[Path, int, int, int]
 """A file, its size, and when its content and its inode were changed last."""
 
