@@ -1,7 +1,10 @@
 """The logged model against exact search with the encoder that it was made from."""
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import version
@@ -237,6 +240,28 @@ def test_the_environment_is_pinned_and_minimal(logged):
     assert pins.keys() == needed
     for name in needed - {"faiss-cpu"}:
         assert version(name).partition("+")[0] == pins[name]
+
+
+def test_a_retriever_answers_without_ray_and_the_library(logged, queries, tmp_path):
+    alone = """
+import json, sys
+sys.modules |= dict.fromkeys(("ray", "ramen_ray"))
+import mlflow
+model = mlflow.pyfunc.load_model(sys.argv[1])
+print(json.dumps(model.predict(json.loads(sys.argv[2]))["scores"].tolist()))
+"""
+    words = [f"models:/{logged.model_id}", json.dumps(queries[:3])]
+    environment = {**os.environ, "MLFLOW_TRACKING_URI": logged.run.uri}
+    done = subprocess.run(
+        [sys.executable, "-c", alone, *words],
+        capture_output=True,
+        text=True,
+        env=environment,
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    expected = logged.model.predict(queries[:3])["scores"].tolist()
+    np.testing.assert_allclose(json.loads(done.stdout), expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize("dim", [1, 3, 32, 384, 768, 50])
