@@ -34,7 +34,7 @@ def main() -> None:
     settings = parse_settings(CombineSettings, __doc__)
     if not settings.run.startswith(MODELS):
         checkpoint_of(Path(settings.run))
-    from ramen_ray.orchestration.new_ads.combine import open_finished_run
+    from ramen_ray.orchestration.new_ads.finished import open_finished_run
     from ramen_ray.tracking.registry import Registry
 
     open_finished_run(Registry(tracking_uri(settings.output)), settings.run, settings.output)

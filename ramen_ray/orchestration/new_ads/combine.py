@@ -1,20 +1,16 @@
 """Train a combiner on a finished run with novel ads: embed, run the workers, log a retriever."""
 
-import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from ramen_ray.bases import Part
-from ramen_ray.config import RunConfig, flatten, read_config
+from ramen_ray.config import flatten
 from ramen_ray.data.prepared.folder import Prepared
-from ramen_ray.data.store.dataset import Dataset, DatasetError
+from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.store.made_folder import check_intact, in_use, owned_folder, read_json
-from ramen_ray.errors import UserError, shown_path
 from ramen_ray.method.model.dual_encoder import load_model
 from ramen_ray.method.new_ads.evaluation import Embedded, Evaluation
 from ramen_ray.method.new_ads.representation import COMBINER_FOLDER, use_combiner
@@ -27,123 +23,31 @@ from ramen_ray.orchestration.new_ads.combiner_worker import (
     identity_of,
     open_embedded,
 )
+from ramen_ray.orchestration.new_ads.finished import (
+    CombinerError,
+    FinishedRun,
+    open_finished_run,
+    open_sibling,
+)
 from ramen_ray.orchestration.new_ads.settings import CombineSettings
 from ramen_ray.orchestration.prepare.pipeline import prepare
 from ramen_ray.orchestration.run.build import build_propensity, trained_tokenizer
 from ramen_ray.orchestration.run.checkpoints import keep_intact_checkpoints
 from ramen_ray.orchestration.run.directory import (
-    CONFIG_FILE,
     IDENTITY_FILE,
     RunDirectory,
     RunError,
     refuse_anothers,
-    run_with_id,
     told_how_to_go_on,
 )
 from ramen_ray.orchestration.run.identity import software
 from ramen_ray.orchestration.run.processes import train_in_all_workers
 from ramen_ray.orchestration.run.results import EXAMPLE_QUERIES, SINCE_IT_BEGAN
 from ramen_ray.tracking.addresses import tracking_uri
-from ramen_ray.tracking.registry import LoggedRetriever, Registry
+from ramen_ray.tracking.registry import Registry
 from ramen_ray.tracking.retriever import log_retriever
-from ramen_ray.tracking.runs import MODELS, Run, prefixed
+from ramen_ray.tracking.runs import Run, prefixed
 from ramen_ray.tracking.step_logger import StepLogger
-
-
-class CombinerError(UserError):
-    """A combiner cannot be trained on a run."""
-
-
-@dataclass(frozen=True)
-class FinishedRun:
-    """A run that a combiner extends."""
-
-    directory: RunDirectory
-    model: Path  # folder of its best model
-    config: RunConfig
-    dataset: Dataset  # the zero-shot split that it was trained on
-    retriever: LoggedRetriever
-
-    @property
-    def part(self) -> Part:
-        """Which of its vectors answer."""
-        part: Part = self.directory.notes.get("part") or "encoder"
-        return part
-
-
-def open_finished_run(registry: Registry, run: str, output: Path) -> FinishedRun:
-    """Open a run, and check that its dataset is the novel split that it was trained on.
-
-    ``run`` is its folder, or the URI of its retriever, to look for the run in ``output``.
-
-    Raises:
-        RunError: there is no such run, or it is not finished.
-        CombinerError: its dataset has no novel ads, or reveals clicks on them.
-        DatasetError: its dataset is missing or has changed since.
-    """
-    directory = RunDirectory(Path(run).absolute())
-    if run.startswith(MODELS):
-        logged_by = registry.look_up(run).run_id
-        if (earlier := run_with_id(output, logged_by)) is None:
-            raise RunError(
-                f"no run in {output.absolute() / 'runs'} logged {run} (MLflow run {logged_by}); "
-                f"give the folder of the run that trained its encoder"
-            )
-        directory = earlier
-    path = directory.path
-    if not directory.is_run:
-        raise RunError(f"{path} is not the folder of a run; see {output.absolute() / 'runs'}")
-    model = directory.best_checkpoint
-    config = read_config(path / CONFIG_FILE)
-    dataset = Dataset(config.dataset)
-    split = novel_split(dataset)
-    if not dataset.has("novel_ads") or split is None:
-        raise CombinerError(
-            f"{dataset.path}, on which the run was trained, has no novel ads to evaluate on; make "
-            f"a split of it (python jobs/ingest.py novel --dataset "
-            f"{shlex.quote(shown_path(dataset.path))} ...) and train on that"
-        )
-    if split["one_shot"]:
-        raise CombinerError(
-            f"{dataset.path}, on which the run was trained, reveals a click of each novel ad to "
-            f"training; train on its zero-shot split, and give this one as --revealed"
-        )
-    run_id, model_id = registry.find_logged(str(directory.mlflow_run_id), None)
-    retriever = registry.look_up(f"{MODELS}{model_id}")
-    if dataset.fingerprint != retriever.metadata["dataset_fingerprint"]:
-        raise DatasetError(
-            f"{dataset.path} has changed since the run {directory.name} was trained on it "
-            f"(MLflow run {run_id}); train again"
-        )
-    return FinishedRun(directory, model, config, dataset, retriever)
-
-
-def novel_split(dataset: Dataset) -> dict[str, Any] | None:
-    """Return how a dataset's novel ads were drawn; None if it was not made from another."""
-    return dataset.metadata.get("novel_split")
-
-
-def open_sibling(dataset: Dataset, revealed: Path) -> Dataset:
-    """Open the one-shot sibling of a zero-shot split; a CombinerError if it is another's."""
-    sibling = Dataset(revealed)
-    split, other_split = novel_split(dataset), novel_split(sibling)
-    if split is None or other_split is None or not other_split["one_shot"]:
-        raise CombinerError(
-            f"--revealed {revealed} is not a one-shot split; make one with "
-            f"python jobs/ingest.py novel --one-shot"
-        )
-    different = [
-        f"{key} {other_split[key]} there, {split[key]} in {dataset.path}"
-        for key in ("parent_fingerprint", "novel_fraction", "seed")
-        if split[key] != other_split[key]
-    ]
-    if different:
-        raise CombinerError(
-            f"--revealed {revealed} is not the one-shot sibling of the run's dataset: "
-            f"{'; '.join(different)}"
-        )
-    return sibling
-
 
 EMBEDDINGS_FILE = "embeddings.npy"
 SAYS_WHERE = {"run", "output", "workers", "revealed", "allow_changed"}

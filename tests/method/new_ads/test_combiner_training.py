@@ -153,9 +153,10 @@ def test_new_ads_are_found_by_what_their_neighbours_classifiers_know(data, setti
         data.recall(vectors) for vectors in (data.novel, combined.represent(data.novel))
     )
     assert by_text < 0.3
-    assert by_combiner > 0.5
-    combined.seen.classifiers = np.random.default_rng(0).permutation(combined.seen.classifiers)
-    assert data.recall(combined.represent(data.novel)) < 0.5
+    assert by_combiner > 0.6
+    draw = np.random.default_rng(0)
+    combined.seen.classifiers = draw.permuted(combined.seen.classifiers, axis=1)
+    assert data.recall(combined.represent(data.novel)) < by_combiner - 0.15
 
 
 @VARIANTS

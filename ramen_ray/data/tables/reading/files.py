@@ -226,14 +226,14 @@ def _refuse_logs(wanted: Sequence[fs.FileInfo], below: Sequence[fs.FileInfo]) ->
 
 
 def version_now(folder: str) -> int:
-    """Return the latest version of the Delta table at a path or URI."""
+    """Return the latest version of the Delta table at a path or URI; or a DatasetError."""
     return int(_opened(folder, None).version())
 
 
 def live_files(folder: str, version: int) -> set[str]:
     """Return the paths, within its folder, of the files that a version of a Delta table has.
 
-    Raises a DatasetError if it cannot be read by its files alone.
+    Raises a DatasetError if it cannot be read, or not by its files alone.
     """
     shown = shown_address(folder)
     table = _opened(folder, version)
@@ -262,4 +262,10 @@ def _opened(folder: str, version: int | None) -> Any:
             f"{shown_address(folder)} is a Delta table, which takes a package to read: pip install "
             f"deltalake"
         ) from error
-    return DeltaTable(folder, version)
+    try:
+        return DeltaTable(folder, version)
+    except Exception as error:  # whatever the library finds in a log or a store
+        reason = redacted_reason(first_line_of(error), folder)
+        raise DatasetError(
+            f"{shown_address(folder)} is a Delta table, and cannot be read: {reason}"
+        ) from None
