@@ -5,16 +5,18 @@ adaptive λ tests them, but never pull; so one training judges all of a side. In
 every node has the anchors of another. The table has, of the graphs of a kind, how many would pull
 within the training, the epoch from which their median would, and the largest ratio that any reached
 of its z to the one that the look asked for. `ratio` is the share of useless graphs that would pull.
-With `--train`, good and half-random graphs of ads do pull, and a second table has what they bring
-on validation and test.
+With `--train`, `--graphs` of ads do pull, and a second table has what they bring on `--splits`.
 
     python -m benchmarks.earned [--sets rdocs foldoc debian] [--epochs 8] [--draws 2]
-        [--into docs/evidence] [--train] [--seeds 3]
+        [--into docs/evidence]
+    python -m benchmarks.earned --train [--sets DATASET] [--graphs good half-random] [--seeds 3]
+        [--splits validation test] [--into docs/evidence]
 """
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -51,14 +53,29 @@ KINDS: Mapping[str, Callable[[Csr, np.random.Generator], Csr]] = {
     "misleading": misleading,
 }
 USELESS = ("shuffled", "misleading")
+RANDOM_SHARE = {"good": 0.0, "half-random": 0.5}  # of the edges of a graph that pulls
 
 
 def main() -> None:
     sets = ["rdocs", "foldoc", "debian"]
-    asked = options(__doc__, sets=sets, train=False, seeds=3, into="", epochs=8, draws=2)
+    asked = options(
+        __doc__,
+        sets=sets,
+        epochs=8,
+        draws=2,
+        into="",
+        train=False,
+        graphs=list(RANDOM_SHARE),
+        seeds=3,
+        splits=["validation", "test"],
+    )
     torch.set_num_threads(1)
     if asked.train:
-        lines = [line for dataset in asked.sets for line in gains(dataset, asked.seeds)]
+        lines = [
+            line
+            for dataset in asked.sets
+            for line in gains(dataset, asked.graphs, asked.seeds, asked.splits)
+        ]
         write("earned_gains", lines, asked.into)
         return
     lines = []
@@ -72,18 +89,20 @@ def main() -> None:
     finish(num_pulling / sum(int(line["graphs"]) for line in useless), {})
 
 
-def gains(dataset: str, seeds: int) -> Iterator[dict[str, str]]:
+def gains(
+    dataset: str, graphs: Iterable[str], seeds: int, splits: Iterable[str]
+) -> Iterator[dict[str, str]]:
+    """Yield the lines of what each graph brings over none, of each split."""
     config = bag_unidec(made(dataset))
     plain = GraphVariant(WITHOUT_GRAPH, part="both")
-    pulling = {
-        "good graph": GraphVariant({}, part="both"),
-        "half-random graph": GraphVariant({}, random_edges=0.5, part="both"),
-    }
-    for split in ("validation", "test"):
+    for split in splits:
         without = [measured(config, plain, seed, split) for seed in range(seeds)]
-        for name, variant in pulling.items():
-            runs = [measured(config, variant, seed, split) for seed in range(seeds)]
-            for line in compared(dataset, f"unidec, {name}", runs, "unidec", without):
+        for kind in graphs:
+            pulling = GraphVariant({}, random_edges=RANDOM_SHARE[kind], part="both")
+            runs = [measured(config, pulling, seed, split) for seed in range(seeds)]
+            for line in compared(
+                Path(dataset).name, f"unidec, {kind} graph", runs, "unidec", without
+            ):
                 yield {"split": split, **line}
 
 
