@@ -31,7 +31,8 @@ from ramen_ray.orchestration.cluster.resources import (
 BYTES_BESIDES = 1 << 29  # of an actor, besides its ads: Python, Ray, and blocks of queries
 BYTES_HERE = 1 << 28  # of ads that the caller's own process searches
 ANSWERS_AT_ONCE = 5_000_000  # ads found for queries; a retriever refuses more than twice as many
-MOST_BLOCKS, MOST_QUERIES_PER_BLOCK = 1000, 65_536
+MOST_BLOCKS = 1000
+MOST_QUERIES_PER_BLOCK = 65_536
 
 Block = dict[str, Any]
 """A block of queries: a ``name`` for errors, and where their embeddings are, the rows ``start`` to
@@ -112,7 +113,8 @@ def _stream(
     )
     later = [*shards]
     while later:
-        group, later = later[-together:], later[:-together]
+        group = later[-together:]
+        later = later[:-together]
         for shard in group:
             streaming = streaming.map(
                 SearchShard,
@@ -141,7 +143,8 @@ class SearchShard:
         """Add what the shard has to the best ads of a block."""
         queries = _queries_of(block)
         shape = len(queries), self.k
-        ads, scores = np.empty(shape, dtype=np.int64), np.empty(shape, dtype=np.float32)
+        ads = np.empty(shape, dtype=np.int64)
+        scores = np.empty(shape, dtype=np.float32)
         at_once = queries_at_once(self.k)
         with limited_attempts(self.attempts, f"{block['name']}, {self.shard}"):
             for start in range(0, len(queries), at_once):

@@ -87,8 +87,10 @@ def splits(numbers: Mapping[str, float], clicks: Mapping[str, ClickCounts]) -> R
 def shares(clicks: Mapping[str, ClickCounts], edges: Mapping[str, EdgeCounts]) -> Section:
     """Count nodes without clicks or edges, and test clicks on rare ads."""
     queries = clicks["train"].per_query
-    train, test = clicks["train"].per_ad, clicks["test"].per_ad
-    without, with_one = "ads without a train click", "ads with exactly one train click"
+    train = clicks["train"].per_ad
+    test = clicks["test"].per_ad
+    without = "ads without a train click"
+    with_one = "ads with exactly one train click"
     counted: dict[str, Counted] = {
         "queries_without_click": _counted("train queries without a click", queries == 0),
         "ads_without_click": _counted(without, train == 0),

@@ -115,7 +115,8 @@ def _signal_figures(signals: Mapping[str, GraphSignal]) -> dict[str, float]:
     }
 
 
-NO_LIFT, STRONG_LIFT = 2.0, 4.0
+NO_LIFT = 2.0
+STRONG_LIFT = 4.0
 """Below the first a graph says next to nothing about clicks, above the second a good deal."""
 VOID = "void"
 TIED = {

@@ -63,7 +63,8 @@ def write_predictions_page(
         others = _judged_by(queries, other)
         joined = _by_query(mine).merge(_by_query(others), on="query_id", suffixes=("", "_other"))
         joined["gain"] = joined["recall"] - joined["recall_other"]
-        won, lost = joined[joined["gain"] > 0], joined[joined["gain"] < 0]
+        won = joined[joined["gain"] > 0]
+        lost = joined[joined["gain"] < 0]
         equal = len(joined) - len(won) - len(lost)
         words.append(
             f"Of {len(joined):,} queries of both runs, {len(won):,} find more clicked ads than in "

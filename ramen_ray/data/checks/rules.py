@@ -254,7 +254,8 @@ _SEEN_ADS = error(
 def leak_rules(table: str) -> list[FaultKind]:
     """Warn of edges that join a pair of ``answers``, or that repeat train clicks, if many do."""
     _, anchor_set, side = table.split("/")
-    nodes, anchors = name_literal(NODE_TABLES[side]), name_literal(f"anchors/{anchor_set}")
+    nodes = name_literal(NODE_TABLES[side])
+    anchors = name_literal(f"anchors/{anchor_set}")
     texts = texts_of(f"anchors/{anchor_set}")
 
     def among(pairs: str) -> str:

@@ -129,11 +129,14 @@ def _column_findings(file: str, expected: pa.Schema, given: pa.Schema) -> Iterat
         alike = [column for column in given if column.name.lower() == field.name]
         types = [column.type for column in alike if column.name == field.name]
         if not types:
-            message, advice = f"the column is missing (there are {given.names})", "add or rename it"
+            message = f"the column is missing (there are {given.names})"
+            advice = "add or rename it"
         elif len(alike) > 1:
-            message, advice = f"{len(alike)} columns have this name, but for case", "leave one"
+            message = f"{len(alike)} columns have this name, but for case"
+            advice = "leave one"
         elif not _same_type(types[0], field.type):
-            message, advice = f"the column is {types[0]}, not {field.type}", "cast it"
+            message = f"the column is {types[0]}, not {field.type}"
+            advice = "cast it"
         else:
             continue
         yield _error(file, message, advice, field.name)

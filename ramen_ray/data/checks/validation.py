@@ -72,7 +72,8 @@ def validate(
                 f"CREATE TABLE unlinked AS SELECT rowid AS row, query_id {unclicked}"
             )
             if count(connection, "SELECT count(*) FROM unlinked") == num_rows[TRAIN]:
-                message, advice = "no train query has a click", "training needs queries with clicks"
+                message = "no train query has a click"
+                advice = "training needs queries with clicks"
                 findings[TRAIN].append(Finding("error", f"{TRAIN}.parquet", message, advice))
         find_leaks = warns and tables.loaded >= {*NODE_TABLES.values()}
         if find_leaks:

@@ -109,7 +109,8 @@ def graph_signals(
         leaks = _count_leaks(connection, dataset)
         wordless = ~_words_in_common(connection, ("query", "ad"), (queries, ads))
         for name, counts in edges.items():
-            per_query, per_ad = counts.per_query, counts.per_ad
+            per_query = counts.per_query
+            per_ad = counts.per_ad
             ends = {"query": per_query, "ad": per_ad}
             sides = tuple(side for side, counted in ends.items() if counted.any())
             if len(sides) == 2:
@@ -171,7 +172,8 @@ def _sample_clicks(dataset: Dataset) -> Pairs:
         first += len(numbers)
         if len(draws) > MAX_CLICKS:
             lowest = np.sort(np.argpartition(draws, MAX_CLICKS)[:MAX_CLICKS])
-            draws, clicks = draws[lowest], clicks[:, lowest]
+            draws = draws[lowest]
+            clicks = clicks[:, lowest]
     return clicks[0], clicks[1]
 
 

@@ -106,16 +106,19 @@ class Csr:
         """Return the weights (n,) of ``entries`` (n,), all above 0, for comparison within a row."""
         if self.cumulative_weights is None:
             return np.ones(len(entries))
-        before, after = self.cumulative_weights[entries], self.cumulative_weights[entries + 1]
+        before = self.cumulative_weights[entries]
+        after = self.cumulative_weights[entries + 1]
         return np.maximum(after - before, LIGHTEST)
 
     def draw(self, rows: NDArray[Any], uniforms: Float64s) -> Int64s:
         """Draw a column id of each row (n,) by weight, by uniforms (n,) in [0, 1); -1 if empty."""
-        start, stop = self.indptr[rows], self.indptr[rows + 1]
+        start = self.indptr[rows]
+        stop = self.indptr[rows + 1]
         if self.cumulative_weights is None:
             position = start + np.floor(uniforms * (stop - start)).astype(np.int64)
         else:
-            low, high = self.cumulative_weights[start], self.cumulative_weights[stop]
+            low = self.cumulative_weights[start]
+            high = self.cumulative_weights[stop]
             target = low + uniforms * (high - low)
             position = np.searchsorted(self.cumulative_weights, target, side="right") - 1
             position = np.clip(position, start, np.maximum(stop - 1, start))
@@ -178,7 +181,8 @@ def scaled_by_row(weights: NDArray[Any], indptr: NDArray[Any]) -> Float64s:
 def accumulate(weights: Float64s, indptr: NDArray[Any]) -> None:
     """Turn a zero and weights (entries + 1,) into :attr:`Csr.cumulative_weights`, in place."""
     for first, last in row_batches(indptr, ENTRIES_PER_BATCH):
-        start, stop = indptr[first], indptr[last]
+        start = indptr[first]
+        stop = indptr[last]
         scaled = scaled_by_row(weights[start + 1 : stop + 1], indptr[first : last + 1])
         weights[start + 1 : stop + 1] = weights[start] + np.cumsum(scaled)
 

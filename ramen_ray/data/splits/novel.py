@@ -127,7 +127,8 @@ def _draw_revealed_queries(
     for rows in parent.batches(TRAIN):
         queries, ads = click_pairs(rows)
         chosen = novel[ads] & ~left_out[queries]
-        queries, ads = queries[chosen], ads[chosen]
+        queries = queries[chosen]
+        ads = ads[chosen]
         draws = keyed_hash((seed, _ONE_SHOT), queries * len(novel) + ads)  # unique, as clicks are
         np.minimum.at(least, ads, draws)
         best = draws == least[ads]
@@ -196,7 +197,8 @@ def _write_edges(
     writer: DatasetWriter,
 ) -> bool:
     """Write the edges of kept queries, or of ads, without those of rows, by table, that are cut."""
-    nodes, anchors = cut[NODE_TABLES[side]], cut[f"anchors/{anchor_set}"]
+    nodes = cut[NODE_TABLES[side]]
+    anchors = cut[f"anchors/{anchor_set}"]
 
     def uncut(edges: pa.RecordBatch) -> pa.RecordBatch:
         return edges.filter(pa.array(~(nodes[edges[0]] | anchors[edges["anchor_id"]])))

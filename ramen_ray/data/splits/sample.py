@@ -44,7 +44,8 @@ def sample_dataset(dataset: Path, output: Path, num_queries: int, seed: int = 0)
 
 def _kept_rows(parent: Dataset, num_queries: int, seed: int) -> dict[str, Booleans]:
     queries, ads = parent.clicks("train").nonzero()
-    num_train, num_ads = parent.num_rows(TRAIN), parent.num_rows("ads")
+    num_train = parent.num_rows(TRAIN)
+    num_ads = parent.num_rows("ads")
     degrees = np.bincount(ads, minlength=num_ads)
     weights = np.ones(num_train)
     train = lowest(_race((seed, _SEEDS), weights), max(round(SHARE_OF_SEEDS * num_queries), 1))

@@ -28,7 +28,8 @@ from ramen_ray.errors import DatasetError, UserError
 
 CHECKSUMS_FILE = "checksums-{}-of-{}.json"
 BYTES_PER_READ = 1 << 20
-OWNED, CONTENT = ".ramen_ray-", "content"
+OWNED = ".ramen_ray-"
+CONTENT = "content"
 """Of :func:`owned_folder`: how the name begins of a folder with a lock, and that of one in it."""
 
 logger = logging.getLogger(__name__)

@@ -78,7 +78,8 @@ def spell_out(queries: pa.Table, ads: pa.Table, topk: Predictions, known: Known)
     ``ads`` has the rows of all ads that these queries are shown or led to, in the order of their
     ids; ``topk`` and ``known`` are as in :func:`write_predictions`.
     """
-    rows, ids = queries["query_id"].to_numpy(), ads["ad_id"].to_numpy()
+    rows = queries["query_id"].to_numpy()
+    ids = ads["ad_id"].to_numpy()
     ad_ids, scores = (part[rows] for part in topk)
     clicked_by, clicked = list_entries(queries["ad_ids"])
     query_rows, places = np.nonzero(ad_ids >= 0)

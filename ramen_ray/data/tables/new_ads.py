@@ -221,10 +221,12 @@ def read_first_clicks(given: NewAds, new: pa.Table) -> tuple[Int64s, list[str]]:
     table = UserTable(str(given.clicks), _click_columns(given), encoding=given.encoding)
     clicks = table.read()
     rows = pc.index_in(clicks["ad_id"], new["ad_id"])
-    message, advice = "clicks are on ads that are not new", "give clicks of the ads that are added"
+    message = "clicks are on ads that are not new"
+    advice = "give clicks of the ads that are added"
     table.report_rows("ad_id", message, advice, clicks.filter(pc.is_null(rows)))
     repeated = clicks.filter(pa.array(_repeats(clicks["ad_id"])))
-    message, advice = "clicks are not the first on their ad", "give one click of each ad"
+    message = "clicks are not the first on their ad"
+    advice = "give one click of each ad"
     table.report_rows("ad_id", message, advice, repeated)
     _check(table)
     return rows.to_numpy().astype(np.int64), clicks["query"].to_pylist()

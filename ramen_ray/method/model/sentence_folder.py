@@ -48,7 +48,8 @@ TABLES = ("embedding.weight", "embeddings")
 """Names of a bag's token embeddings; the second is model2vec's."""
 SENTENCE = "sentence_embedding"
 CONFIG_FILE = "config_sentence_transformers.json"
-QUERY_PROMPTS, AD_PROMPTS = ("query",), ("document", "passage", "corpus")
+QUERY_PROMPTS = ("query",)
+AD_PROMPTS = ("document", "passage", "corpus")
 """Names of the prompts that encode_query and encode_document of sentence-transformers take."""
 
 

@@ -216,7 +216,8 @@ def _filled_rows(lengths: Int64s) -> tuple[Int64s, Int64s, Int64s]:
     """
     ends = [0, *lengths.cumsum().tolist()]
     longest = lengths.tolist()
-    low, high = 0, len(lengths)
+    low = 0
+    high = len(lengths)
     starts = []
     counts = []
     widths = []
@@ -231,7 +232,8 @@ def _filled_rows(lengths: Int64s) -> tuple[Int64s, Int64s, Int64s]:
         starts += [first, low]
         counts += [high - first, last - low]
         widths += [width, width]
-        low, high = last, first
+        low = last
+        high = first
     texts = ragged_positions(np.array(starts), np.array(counts))
     return texts, np.repeat(np.arange(len(counts)) // 2, counts), np.repeat(widths, counts)
 

@@ -47,7 +47,8 @@ from ramen_ray.method.sampling.encoded import EncodedBatch, StepPart
 from ramen_ray.method.sampling.step_inputs import StepInputs
 from ramen_ray.method.sampling.training_data import ADS, Regularizer, TrainingData
 
-LINKED, IS_NEW = "linked_anchors", "is_new_ad"
+LINKED = "linked_anchors"
+IS_NEW = "is_new_ad"
 """What is added to a step's inputs: LinkedAnchors by regulariser; (b,) bool, whether a row's first
 ad is in the epoch for the first time."""
 ERROR = 0.02  # probability that any useless graph of a run ever pulls

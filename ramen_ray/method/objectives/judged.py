@@ -17,7 +17,8 @@ from ramen_ray.method.sampling.step_inputs import StepInputs
 from ramen_ray.method.sampling.training_data import JudgedAds
 
 GRADED = "graded"
-LINKS, GRADES = "judged_links", "judged_grades"
+LINKS = "judged_links"
+GRADES = "judged_grades"
 """What is added to inputs, and to a batch: row * L + place in the pool (links,) of what is judged;
 the grades, (links,) in inputs and (b, L) in a batch, with NaN for what is not judged."""
 

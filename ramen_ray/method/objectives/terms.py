@@ -21,7 +21,8 @@ from ramen_ray.method.objectives.losses import Loss
 from ramen_ray.method.sampling.encoded import LEFT_OUT, EncodedBatch
 from ramen_ray.method.sampling.training_data import Regularizer
 
-TASK, REVERSE = "task", "task_reverse"
+TASK = "task"
+REVERSE = "task_reverse"
 CLASSIFIER = "classifier"
 CLASSIFIER_REVERSE = "classifier_reverse"
 BCE = "classifier_bce"

@@ -82,7 +82,8 @@ class Pool:
         for edges in graphs:
             row, candidate = edges.gather(rows)
             likely = np.flatnonzero(marks[candidate & (NUM_MARKS - 1)])
-            row, candidate = row[likely], candidate[likely]
+            row = row[likely]
+            candidate = candidate[likely]
             place = np.searchsorted(self.ids, candidate)
             is_candidate = np.append(self.ids, -1)[place] == candidate
             links.append((row * len(self.ids) + place)[is_candidate])

@@ -88,7 +88,8 @@ def _joined(rows: Int64s, columns: NDArray[Any]) -> Int64s:
     return rows << 32 | columns
 
 
-QUERIES, ADS = "queries", "ads"
+QUERIES = "queries"
+ADS = "ads"
 
 
 class Regularizer(NamedTuple):

@@ -128,7 +128,8 @@ class ShortlistMining(Work):
     def _mine_shards(self, model: Path, folder: Path, gb_per_shard: float) -> dict[str, float]:
         data = Prepared(self.data)
         file = folder / EMBEDDINGS_FILE
-        queries, ads = data.queries["train"], data.candidates("validation")
+        queries = data.queries["train"]
+        ads = data.candidates("validation")
         tables = [
             TableRows(data.path / "tokens" / "queries" / "train", range(len(queries)), "queries"),
             TableRows(data.path / "tokens" / "ads", ads, "queries"),  # texts, without classifiers

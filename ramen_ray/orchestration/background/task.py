@@ -38,7 +38,8 @@ PATIENCE_S = 600  # with a late result, however short the epochs are
 NUM_KEPT = 2  # the newest, and the one that the last checkpoint uses
 
 REPORT_FILE = "report.json"
-PENDING, WHOLE = ".pending", "whole"
+PENDING = ".pending"
+WHOLE = "whole"
 
 
 class LateError(UserError):

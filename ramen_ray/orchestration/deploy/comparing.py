@@ -76,7 +76,8 @@ class Answering:
         indexed = self.model.ads
         ads = dataset.read("ads").sort_by("ad_id").combine_chunks()
         has_ids = "source_id" in ads.column_names or self.is_made_from(dataset)
-        by_ids, by_texts = (indexed.ids, users_ids(ads)), (indexed.texts, ads["text"])
+        by_ids = (indexed.ids, users_ids(ads))
+        by_texts = (indexed.texts, ads["text"])
         for names, known in [by_ids, by_texts] if has_ids else [by_texts]:
             places = pc.index_in(names, known.cast(names.type).combine_chunks())
             if places.null_count < len(places):

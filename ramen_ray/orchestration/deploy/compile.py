@@ -18,7 +18,8 @@ from ramen_ray.tracking.registry import Registry
 from ramen_ray.tracking.runs import Run
 
 EXAMPLE_QUERIES = 2
-TIMED_QUERIES, UNTIMED_QUERIES = 200, 10
+TIMED_QUERIES = 200
+UNTIMED_QUERIES = 10
 TOLERANCE = 1e-3
 
 

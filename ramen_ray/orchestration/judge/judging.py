@@ -28,7 +28,8 @@ from ramen_ray.method.metrics.ranking import PerQuery, judged_metrics
 from ramen_ray.orchestration.deploy.comparing import Answering
 from ramen_ray.tracking.registry import Registry
 
-DRAWN, JUDGEMENTS = "drawn.json", "judgements.parquet"
+DRAWN = "drawn.json"
+JUDGEMENTS = "judgements.parquet"
 DEPTH = 5  # answers of each retriever
 BEST = 3
 SAME = 0.25  # the weight of a query of which both have the same answers; of two others' it is 1.25
@@ -196,7 +197,8 @@ class Judging:
         ``champion`` and ``challenger`` have values, and ``difference`` the second less the first,
         with their 95 % intervals; all stand for the whole split. The mean of the judges counts.
         """
-        pairs, queries = self.drawn["pairs"], self.drawn["queries"]
+        pairs = self.drawn["pairs"]
+        queries = self.drawn["queries"]
         given: dict[int, list[int]] = {}
         for judge in self.judges:
             for pair, grade in self.grades(judge).items():
@@ -218,7 +220,8 @@ class Judging:
             kept = {name: (found[name][0][whole], found[name][1][whole]) for name in METRICS}
             return weighed(kept, weights)
 
-        champion, challenger = measured(0), measured(1)
+        champion = measured(0)
+        challenger = measured(1)
         nothing = {name: (0 * gained, possible) for name, (gained, possible) in champion.items()}
         return len(whole), {
             "champion": paired_differences(champion, nothing),

@@ -160,7 +160,8 @@ def check_sizes(settings: CombineSettings, data: Prepared, dim: int) -> None:
     least = settings.classifiers.min_clicks
     is_seen = data.train_click_counts >= least
     rows, ads = data.clicks["train"].gather(data.clicked_queries)
-    num_seen, num_queries = int(is_seen.sum()), len(np.unique(rows[is_seen[ads]]))
+    num_seen = int(is_seen.sum())
+    num_queries = len(np.unique(rows[is_seen[ads]]))
     if num_seen <= combiner.neighbours:
         raise CombinerError(
             f"{name} has {num_seen} ads with at least {least} train clicks; combiner.neighbours "

@@ -175,7 +175,8 @@ class CombinerSetup(Setup[CombinerModel]):
 
     def _draws(self, sources: SamplingSources, are_first: bool) -> SamplingSources:
         """Let steps draw hard negatives if they are of the first, or else from clusters."""
-        shortlists, clusters = sources.shortlists, sources.clusters
+        shortlists = sources.shortlists
+        clusters = sources.clusters
         if are_first and shortlists is None:
             clicks = self.sampler.data.clicks
             count = self.settings.classifiers.hard_negatives

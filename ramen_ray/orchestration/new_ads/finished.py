@@ -95,7 +95,8 @@ def novel_split(dataset: Dataset) -> dict[str, Any] | None:
 def open_sibling(dataset: Dataset, revealed: Path) -> Dataset:
     """Open the one-shot sibling of a zero-shot split; a CombinerError if it is another's."""
     sibling = Dataset(revealed)
-    split, other_split = novel_split(dataset), novel_split(sibling)
+    split = novel_split(dataset)
+    other_split = novel_split(sibling)
     if split is None or other_split is None or not other_split["one_shot"]:
         raise CombinerError(
             f"--revealed {revealed} is not a one-shot split; make one with "

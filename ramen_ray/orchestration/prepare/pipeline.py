@@ -46,7 +46,8 @@ PREPARED_VERSION = 11
 GROUPS_PER_TASK = 4
 ROWS_PER_BATCH = 131_072  # so that a word is tokenised once for many texts
 MAX_WARNINGS_SHOWN = 3
-PARTS, ATTEMPTS = "parts", "attempts"
+PARTS = "parts"
+ATTEMPTS = "attempts"
 MANY_TEXTS = 0.01  # share of its tokens or texts from which on those that an encoder loses are
 _LOST_TEXTS = {
     "share_unknown": (

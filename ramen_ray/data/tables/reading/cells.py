@@ -24,7 +24,8 @@ LONGEST = max(map(len, NULL_WORDS))
 UNITS_PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 TimeUnit = Literal["s", "ms", "us", "ns", "yyyymmdd"]
 TIME_UNITS: tuple[TimeUnit, ...] = get_args(TimeUnit)
-EARLIEST, LATEST = 631_152_000, 4_102_444_800
+EARLIEST = 631_152_000
+LATEST = 4_102_444_800
 """The years 1990 to 2100, in seconds since 1970: other times are in another unit, or wrong."""
 
 

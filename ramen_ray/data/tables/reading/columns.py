@@ -28,7 +28,8 @@ from ramen_ray.data.tables.reading.cells import (
 )
 from ramen_ray.errors import DatasetError
 
-LEAST_WEIGHT, LARGEST_WEIGHT = 1e-30, 1e30  # their sums are float32 numbers above 0
+LEAST_WEIGHT = 1e-30
+LARGEST_WEIGHT = 1e30  # their sums are float32 numbers above 0
 ADVICE = "correct them, or leave these rows out with --skip-bad-rows"
 ROUNDED = FaultKind(
     "cells are numbers in scientific notation, which have lost digits",
