@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from urllib.parse import unquote
 
 import mlflow
-import numpy as np
 import pyarrow as pa
 from mlflow.artifacts import download_artifacts
 from mlflow.entities import Run
@@ -19,7 +18,6 @@ from mlflow.models import Model
 from mlflow.pyfunc import FLAVOR_NAME
 
 from ramen_ray.answering import code_of
-from ramen_ray.data.arrays import Int64s
 from ramen_ray.data.store.made_folder import checksum_files, find_damage, owned_folder
 from ramen_ray.errors import UserError, first_line_of, redacted_reason, shown_address
 from ramen_ray.naming import naming_fault
@@ -309,23 +307,6 @@ def check_options(kept: Callable[..., Any], options: Mapping[str, Any]) -> None:
             f"this retriever is of an earlier version, without {', '.join(sorted(new))}; each new "
             f"one has it, also one that jobs/index.py makes"
         )
-
-
-def matching_rows(
-    folder: Path, wanted: Mapping[str, Sequence[str]], others: Sequence[str]
-) -> Int64s:
-    """Return the rows of the ads of the retriever in ``folder`` that match a filter, or all.
-
-    Raises a RegistryError if it has no such column, or none of the ``others``.
-    """
-    code = code_of(folder)
-    ads = code.Ads(folder)
-    try:
-        if others:  # which earlier versions cannot have
-            ads.check_columns(others)
-        return np.flatnonzero(ads.matching(wanted)) if wanted else np.arange(len(ads))
-    except code.RefusedError as error:
-        raise RegistryError(str(error)) from None
 
 
 def ask_once(retriever: "Retriever") -> None:

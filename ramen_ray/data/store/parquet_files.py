@@ -58,18 +58,14 @@ class BoundedFile(pq.ParquetFile):
             yield pa.concat_batches(waiting)
 
 
-def open_parquet(
-    file: str | Path, filesystem: FileSystem | None = None, opened: pa.NativeFile | None = None
-) -> BoundedFile:
-    """Open a parquet file, or one that is ``opened`` already; the caller closes it.
+def open_parquet(file: str | Path, filesystem: FileSystem | None = None) -> BoundedFile:
+    """Open a parquet file; the caller closes it.
 
     Raises a DatasetError if it cannot be read, a row group has too many values, or a column's
     extension type may run code.
     """
     try:
-        parquet = BoundedFile(
-            opened or file, filesystem=filesystem, page_checksum_verification=True
-        )
+        parquet = BoundedFile(file, filesystem=filesystem, page_checksum_verification=True)
     except Exception as error:  # code of other libraries reads the parameters of their types
         reason = first_line_of(error)
         raise DatasetError(f"{file}: not a readable parquet file: {reason}") from error

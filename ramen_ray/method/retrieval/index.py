@@ -46,22 +46,18 @@ def choose_kind(num_ads: int) -> IndexKind:
     return "hnsw" if num_ads <= MOST_HNSW_ADS else "ivf_pq"
 
 
-def with_rows_only(index: Any, rows: NDArray[np.int64], few_exactly: bool = False) -> Any:
+def with_rows_only(index: Any, rows: NDArray[np.int64]) -> Any:
     """Return an index of ``rows``, which ascend, of another; they get the numbers 0, 1, ...
 
     An index with cells is changed in memory, and its vectors stay compressed, with approximate
-    scores. ``few_exactly`` searches all rows if they are at most MOST_FLAT_ADS, and about as many
-    of more rows as the other index does.
+    scores.
     """
-    is_few = few_exactly and len(rows) <= MOST_FLAT_ADS
     if isinstance(index, faiss.IndexIVF):
-        widened = index.nprobe * index.ntotal // max(len(rows), 1) if few_exactly else index.nprobe
         _keep_in_cells(index, rows)
-        index.nprobe = index.nlist if is_few else min(widened, index.nlist)
         return index
     has_graph = isinstance(index, faiss.IndexHNSW)  # its links lead through all rows
     scanned: IndexKind = "half" if isinstance(index, faiss.IndexScalarQuantizer) else "flat"
-    fewer = new_index("hnsw" if has_graph and not is_few else scanned, index.d, len(rows))
+    fewer = new_index("hnsw" if has_graph else scanned, index.d, len(rows))
     for start in range(0, len(rows), ADS_PER_BLOCK):
         fewer.add(index.reconstruct_batch(rows[start : start + ADS_PER_BLOCK]))
     return fewer

@@ -126,12 +126,12 @@ def known_ads(folder: Path) -> pa.Table:
     return pq.read_table(folder / ADS).combine_chunks()
 
 
-def keep_ads(folder: Path, rows: NDArray[np.int64], few_exactly: bool = False) -> None:
+def keep_ads(folder: Path, rows: NDArray[np.int64]) -> None:
     """Keep only the ads of a retriever that are in ``rows`` of its index, which ascend."""
     mapped = faiss.read_index(str(folder / INDEX), faiss.IO_FLAG_MMAP_IFC)
     numbers = numbers_of(folder, mapped.ntotal)[rows]  # one with cells is changed in what follows
     with whole_file(folder / INDEX) as aside:
-        faiss.write_index(with_rows_only(mapped, rows, few_exactly), str(aside))
+        faiss.write_index(with_rows_only(mapped, rows), str(aside))
     np.save(folder / NUMBERS, numbers)
     write_ads(folder, known_ads(folder).take(pa.array(rows)))
 

@@ -1,55 +1,69 @@
 """Answer a table of queries of any size with a retriever, partition by partition.
 
-Actors answer partitions (:mod:`.prediction_actors`); if one cannot hold the index, others hold a
-shard of it each.
+Actors answer partitions; if one cannot hold the index, others hold a shard of it each.
 """
 
 import logging
 import math
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-import numpy as np
+import faiss
+import pyarrow as pa
 import pyarrow.parquet as pq
 import ray
 import ray.data
+from ray.actor import ActorHandle
 from ray.data import ActorPoolStrategy
 
+from ramen_ray.answering import code_of
 from ramen_ray.answering.ads import ADS
-from ramen_ray.answering.retriever import INDEX
+from ramen_ray.answering.encoding import Embeddings
+from ramen_ray.answering.ranking import Flags, TopK
+from ramen_ray.answering.requests import MAX_ANSWERS
+from ramen_ray.answering.retriever import INDEX, QUERIES_PER_ANSWER
 from ramen_ray.config import ConfigError
-from ramen_ray.data.store.made_folder import content_digest
+from ramen_ray.data.store.made_folder import read_json, write_json
+from ramen_ray.data.store.same_texts import is_utf8
 from ramen_ray.method.model.dual_encoder import ENCODER_FOLDER
-from ramen_ray.method.retrieval.retriever_folder import keep_ads
-from ramen_ray.method.retrieval.shards import index_shards
+from ramen_ray.method.retrieval.shards import HeldShard, IndexShard, index_shards, search_of
 from ramen_ray.orchestration.cluster.joining import ClusterError, start_ray
 from ramen_ray.orchestration.cluster.resources import (
     MAX_ATTEMPTS,
     Needs,
     find_room,
     in_words,
+    limited_attempts,
     most_cpus,
     num_cpus,
     user_errors,
 )
-from ramen_ray.orchestration.deploy.prediction_actors import Answer, ShardActor, Work
 from ramen_ray.orchestration.deploy.prediction_files import (
     Answers,
     Asked,
+    Partition,
     as_parquet,
     changed,
-    is_made_of,
+    identity_of,
     locked,
     partitions,
     query_files,
 )
+from ramen_ray.orchestration.run.directory import refuse_other
 from ramen_ray.orchestration.sharded_search import needs_of
-from ramen_ray.tracking.registry import Registry, matching_rows
+from ramen_ray.tracking.registry import Registry, RegistryError, ask, check_options
 
 CPUS_PER_ACTOR = 2
 MADE_FILE = ".queries.parquet"
 """In the folder of the answers until all is answered: the rows of a table that is not parquet."""
+CALL_FILE = ".call.json"
+"""In the same folder: what decides the answers."""
+PARAMS = ("top_k", "filter", "min_score", "at_most", "columns")  # of each request
+WHERE = ("queries", "use_gpu", "gb_per_shard")  # fields of Asked that do not decide the answers
 BYTES_PER_PROCESS = 1 << 30
 """Memory of a process that answers, besides the files that it reads."""
 RESTARTED = {"max_restarts": -1, "max_task_retries": MAX_ATTEMPTS}  # on other machines, too
@@ -66,6 +80,15 @@ class Answered:
     partitions: int
 
 
+@dataclass(frozen=True)
+class Work:
+    """What all processes know; plain values."""
+
+    asked: Asked
+    answers: Answers
+    retriever: Path  # its folder, which all machines can reach
+
+
 def predict(registry: Registry, model_uri: str, asked: Asked, output: Path) -> Answered:
     """Write each query's best ads beside it, in ``output``, which all machines can reach.
 
@@ -75,7 +98,8 @@ def predict(registry: Registry, model_uri: str, asked: Asked, output: Path) -> A
     Raises:
         DatasetError: the source cannot be read.
         ConfigError: there are fewer than ``top_k`` ads, the retriever cannot use a GPU, or another
-            call writes or wrote ``output``, perhaps with other queries.
+            call writes to ``output``.
+        RunError: another call wrote ``output``, perhaps with other queries.
         RegistryError, TrackingError: there is no such retriever, or column.
         ClusterError: the cluster has no room for it.
     """
@@ -89,24 +113,14 @@ def predict(registry: Registry, model_uri: str, asked: Asked, output: Path) -> A
         )
     files = query_files(asked)
     with locked(output) as aside:
-        made = output / MADE_FILE
-        parquet = as_parquet(asked, files, made, aside)
         folder = registry.download(retriever.uri, aside / "retriever")
-        content = _content_of(folder)
-        none = _keep_wanted(folder, asked)
-        pieces = partitions(parquet)
-        made_from = {
-            "model": retriever.uri,
-            "model_content": content,
-            "top_k": asked.top_k,
-            "filter": dict(asked.filter) or None,
-            "min_score": asked.min_score,
-            "at_most": dict(asked.at_most) or None,
-            "columns": list(asked.columns) or None,
-            "column": asked.column,
-        }
-        answers = Answers(output, aside, pieces, made_from, asked.columns)
-        work = Work(asked, answers, folder, none)
+        identity = identity_of(files)
+        decides = {name: value for name, value in asdict(asked).items() if name not in WHERE}
+        _note_call(output, {"model": retriever.uri, **decides, "queries": identity})
+        made = output / MADE_FILE
+        pieces = partitions(as_parquet(asked, files, made, aside))
+        answers = Answers(output, aside, pieces, asked.columns)
+        work = Work(asked, answers, folder)
         counts = answers.counts()
         missing = [number for number, part in enumerate(counts) if part is None]
         logger.info(
@@ -119,7 +133,7 @@ def predict(registry: Registry, model_uri: str, asked: Asked, output: Path) -> A
             with user_errors():
                 _answer(work, missing, num_gpus)
             counts = answers.counts()
-        if made.exists() and not is_made_of(made, query_files(asked)):
+        if identity_of(query_files(asked)) != identity:
             raise changed(asked.queries)
         whole = [part for part in counts if part is not None]
         if len(whole) < len(pieces):
@@ -128,21 +142,16 @@ def predict(registry: Registry, model_uri: str, asked: Asked, output: Path) -> A
     return Answered(sum(rows for rows, _ in whole), sum(errors for _, errors in whole), len(pieces))
 
 
-def _keep_wanted(folder: Path, asked: Asked) -> str | None:
-    """Keep a retriever's ads that match the filter, or one; returns why none does, or None."""
-    others = [*asked.at_most, *asked.columns]
-    if asked.filter or others:
-        rows = matching_rows(folder, asked.filter, others)
-    if not asked.filter:
-        return None
-    keep_ads(folder, rows if len(rows) else np.arange(1), few_exactly=True)
-    return None if len(rows) else f"no ad has the wanted values of {', '.join(asked.filter)}"
-
-
-def _content_of(folder: Path) -> str:
-    """Hash the content of all files of the retriever in its own ``folder``."""
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
-    return content_digest((str(file.relative_to(folder)), file) for file in files)
+def _note_call(output: Path, decides: Mapping[str, Any]) -> None:
+    """Note what decides the answers in a folder; a RunError if it has those of another call."""
+    note = output / CALL_FILE
+    if [*output.glob("part-*")]:
+        before = read_json(note) if note.exists() else {}
+        said = f"{output} has the answers of another call"
+        refuse_other(before, decides, said, "choose another folder")
+        return
+    (output / MADE_FILE).unlink(missing_ok=True)  # of a call that has no answer yet
+    write_json(note, decides)
 
 
 def _answer(work: Work, missing: list[int], num_gpus: int) -> None:
@@ -196,3 +205,78 @@ def _bytes_of_ads(retriever: Path) -> int:
 def _options(needs: Needs) -> dict[str, float]:
     names = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
     return {option: needs.get(name, 0) for name, option in names.items()}
+
+
+class ShardActor(HeldShard):
+    """A shard for actors that answer."""
+
+    def __init__(self, shard: IndexShard, num_threads: int, attempts: Path) -> None:
+        faiss.omp_set_num_threads(num_threads)
+        with limited_attempts(attempts, f"indexing {shard}"):
+            super().__init__(shard)
+
+
+class Answer:
+    """Answers one partition after another by a retriever, whose index may be in other actors."""
+
+    def __init__(self, work: Work, num_threads: int, shards: Sequence[ActorHandle] = ()) -> None:
+        faiss.omp_set_num_threads(num_threads)
+        self.work = work
+        self.shards = shards
+        self.retriever: Any = None
+
+    def _load(self) -> Any:
+        kept = code_of(self.work.retriever).Retriever
+        shards = [partial(_search, shard) for shard in self.shards]
+        options = {"search": search_of(shards)} if shards else {}
+        check_options(kept, options)
+        return kept(self.work.retriever, **options)
+
+    def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
+        """Write the answers of a partition."""
+        answers = self.work.answers
+        partition = answers.partitions[row["partition"]]
+        with limited_attempts(answers.aside, partition.name):
+            self.retriever = self.retriever or self._load()
+            answers.write(row["partition"], self._answered(partition))
+        return row
+
+    def _answered(self, partition: Partition) -> Iterator[pa.Table]:
+        """Yield rows of a partition with their answers beside them."""
+        asked = self.work.asked
+        schema = self.work.answers.schema(partition)
+        beside = schema.names[len(partition.schema) :]
+        at_once = max(min(QUERIES_PER_ANSWER, MAX_ANSWERS // asked.top_k), 1)
+        for batch in partition.batches():
+            for start in range(0, len(batch), at_once):
+                rows = batch.slice(start, at_once)
+                answers = self._ask(_values(rows[asked.column]))
+                columns = [answers[name].combine_chunks() for name in beside]
+                yield pa.Table.from_arrays([*rows.columns, *columns], schema=schema)
+
+    def _ask(self, texts: Sequence[Any]) -> pa.Table:
+        """Answer queries, by halves if they are too much together."""
+        asked = self.work.asked
+        params = {name: getattr(asked, name) for name in PARAMS}
+        try:
+            return ask(self.retriever, texts, params)
+        except RegistryError:
+            if len(texts) == 1:
+                raise
+        middle = len(texts) // 2
+        return pa.concat_tables([self._ask(texts[:middle]), self._ask(texts[middle:])])
+
+
+def _search(shard: ActorHandle, vectors: Embeddings, k: int, among: Flags | None) -> TopK:
+    with user_errors():
+        topk: TopK = ray.get(shard.search.remote(vectors, k, among))
+        return topk
+
+
+def _values(cells: pa.Array) -> list[Any]:
+    """Return the cells (n,) as Python values; bytes in place of texts that are not UTF-8."""
+    try:
+        return cells.to_pylist()
+    except UnicodeDecodeError:
+        contents = cells.cast(pa.large_binary()).to_pylist()
+        return [cell.decode() if cell is not None and is_utf8(cell) else cell for cell in contents]

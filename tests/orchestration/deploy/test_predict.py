@@ -23,14 +23,13 @@ from stores import Store
 from support import NUM_CPUS, PATIENCE_S, table_with_code
 
 from jobs import index, predict
-from ramen_ray.answering.requests import find_error
 from ramen_ray.answering.retriever import Retriever
 from ramen_ray.data.store.dataset import Dataset, DatasetError
 from ramen_ray.method.retrieval import shards
 from ramen_ray.orchestration.cluster import resources
 from ramen_ray.orchestration.cluster.resources import no_placement_group_left
 from ramen_ray.orchestration.deploy import predict as answering
-from ramen_ray.orchestration.deploy import prediction_actors, prediction_files
+from ramen_ray.orchestration.deploy import prediction_files
 from ramen_ray.orchestration.deploy.copies import take_place
 from ramen_ray.orchestration.deploy.prediction_files import partitions
 from ramen_ray.tracking.aliases import MovedError
@@ -104,23 +103,18 @@ def test_a_table_is_answered_and_an_interrupted_call_resumes(
 
     def assert_refused(differs: str, **changed: object) -> None:
         error = refused(predict, *words(**(flags | changed)))
-        assert error.startswith(f"error: {answers}")
-        assert f"is of another call ({differs} differ); choose another folder" in error
+        assert error.startswith(f"error: {answers} has the answers of another call: {differs} (")
 
     assert_refused("top_k", **{"top-k": 4})
     retriever = Registry(store.uri).look_up(CHAMPION)
     location = store.client.get_logged_model(retriever.model_id).artifact_location
-    folder = Path(location.removeprefix("file://"))
-    weights, listed = (next(folder.rglob(name)) for name in ("*.safetensors", "checksums-*.json"))
+    weights = next(Path(location.removeprefix("file://")).rglob("*.safetensors"))
     with _changed(weights, -1):
         assert "is damaged" in refused(predict, *words(**flags))
-        aside = listed.rename(table / "aside")  # as if an earlier version had logged it
-        assert_refused("model_content")
-        aside.rename(listed)
     os.utime(table / "b.parquet")
     assert_refused("queries")
     assert {file.name: file.read_bytes() for file in answers.glob("*.parquet")} == before
-    assert {file.name for file in answers.iterdir()} == {".lock", *before}
+    assert {file.name for file in answers.iterdir()} == {".lock", ".call.json", *before}
 
 
 def test_a_table_of_text_files_is_answered_as_one_of_parquet(
@@ -150,7 +144,7 @@ def test_a_table_of_text_files_is_answered_as_one_of_parquet(
     assert "(42 queries, 3 of them with an error)" in printed
     assert part.stat().st_mtime_ns == was_written
     parts = sorted(answers.glob("part-*.parquet"))
-    assert {file.name for file in answers.iterdir()} == {".lock", *(file.name for file in parts)}
+    assert not [file for file in answers.iterdir() if file.name.startswith(".queries")]
     as_served = _answers_as_served(store, parts, top_k=3)
     assert as_served["day"].to_pylist() == [str(day) for day in range(42)]
     texts = [text or None for text in pa.concat_tables([first, second])["text"].to_pylist()]
@@ -225,7 +219,6 @@ def test_a_retriever_in_shards_answers_as_a_whole_one_with_the_cpus_that_are_fre
     assert {part.name: part.read_bytes() for part in again} == before
     rewritten = [part.name for part in again if part.stat().st_mtime_ns != stamps[part.name]]
     assert rewritten == [parts[2].name]
-    assert {file.name for file in answers.iterdir()} == {".lock", *before}
 
 
 def test_queries_that_change_while_they_are_answered_are_refused(tmp_path):
@@ -252,17 +245,16 @@ def test_any_number_of_processes_may_load_the_retriever_at_once(store, tmp_path,
         all_load.wait()
         return Retriever(*given)
 
-    code = SimpleNamespace(Retriever=load, find_error=find_error)
-    monkeypatch.setattr(prediction_actors, "code_of", lambda _: code)
+    monkeypatch.setattr(answering, "code_of", lambda _: SimpleNamespace(Retriever=load))
     queries = str(tmp_path / "queries.parquet")
     pq.write_table(pa.table({"text": ["robin"] * number}), queries, row_group_size=1)
     folder = Registry(store.uri).download(CHAMPION, tmp_path / "retriever")
     pieces = partitions({queries: LocalFileSystem()})
-    answers = prediction_files.Answers(tmp_path, tmp_path / "aside", pieces, {})
-    work = prediction_actors.Work(prediction_files.Asked(queries, 3), answers, folder)
+    answers = prediction_files.Answers(tmp_path, tmp_path / "aside", pieces)
+    work = answering.Work(prediction_files.Asked(queries, 3), answers, folder)
 
     def answer(partition: int) -> None:
-        prediction_actors.Answer(work, 1)({"partition": partition})
+        answering.Answer(work, 1)({"partition": partition})
 
     with ThreadPoolExecutor(number) as threads:
         list(threads.map(answer, range(number)))
@@ -291,7 +283,7 @@ def test_a_folder_of_others_is_left_alone(words, refused, queries, tmp_path):
     pq.write_table(pa.table({"error": ["none of ours"]}), taken / "part-000000.parquet")
     before = (taken / "part-000000.parquet").read_bytes()
     error = refused(predict, *words(**call, answers=taken))
-    assert "part-000000.parquet is of another call (model, model_content, top_k," in error
+    assert f"{taken} has the answers of another call" in error
     assert [file.read_bytes() for file in taken.glob("*.parquet")] == [before]
 
 

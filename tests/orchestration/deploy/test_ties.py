@@ -20,7 +20,7 @@ from ramen_ray.method.model.dual_encoder import DualEncoder
 from ramen_ray.method.model.encoder import build_bag
 from ramen_ray.method.retrieval.retriever_folder import keep_ads, write_retriever
 from ramen_ray.orchestration.deploy.comparing import Answering
-from ramen_ray.orchestration.deploy.prediction_actors import Answer, Work
+from ramen_ray.orchestration.deploy.predict import Answer, Work
 from ramen_ray.orchestration.deploy.prediction_files import FILE, Answers, Asked, partitions
 
 NUM_ADS = 40
@@ -79,7 +79,7 @@ def _predicted(folder: Path, texts: list[str], to: Path) -> list[list[int]]:
     aside.mkdir(parents=True)
     queries = str(to / "queries.parquet")
     pq.write_table(pa.table({"text": texts}), queries)
-    answers = Answers(to, aside, partitions({queries: LocalFileSystem()}), {})
+    answers = Answers(to, aside, partitions({queries: LocalFileSystem()}))
     Answer(Work(Asked(queries, 7), answers, folder), 1)({"partition": 0})
     return _ids(pq.read_table(to / FILE.format(0))["ad_ids"])
 

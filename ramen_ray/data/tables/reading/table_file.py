@@ -1,6 +1,5 @@
 """A file of a user's table, whatever its format: its columns, and its rows batch by batch."""
 
-import hashlib
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -68,11 +67,6 @@ class TableFile:
         """Open it as a stream of what was compressed."""
         compression = COMPRESSIONS.get(suffixes(self.path)[1])
         return self.filesystem.open_input_stream(self.path, compression=compression)
-
-    def digest(self) -> str:
-        """Hash its bytes as they are stored."""
-        with self.filesystem.open_input_stream(self.path, compression=None) as stream:
-            return hashlib.file_digest(stream, "blake2b").hexdigest()
 
     def check_unchanged(self) -> None:
         """Raise a DatasetError if the file is not the one that was found."""
