@@ -1,4 +1,4 @@
-"""Embeddings of the texts of tables, written into one file by tasks, or by actors on GPUs."""
+"""Embeddings of the texts of tables, written into one file by tasks."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 import numpy as np
 import ray
-import ray.data
 import torch
 from numpy.typing import NDArray
 
@@ -22,7 +21,6 @@ from ramen_ray.method.model.dual_encoder import (
     load_model,
     number_distinct,
 )
-from ramen_ray.orchestration.cluster.joining import quiet_ray_data
 from ramen_ray.orchestration.cluster.resources import (
     free_share,
     in_tasks,
@@ -66,24 +64,24 @@ def embed_tables(
 ) -> NDArray[Any]:
     """Embed texts into an ``.npy`` file, table after table: here if they are few, else in tasks.
 
-    All machines can reach the folders and the file. ``resources`` are those of a task or, with a
-    GPU, of an actor; ``part`` says which of the model's vectors texts get. Returns (texts of all
-    tables, D), mapped from ``file``; a ClusterError if processes have died.
+    All machines can reach the folders and the file. ``resources`` are those of a task; ``part``
+    says which of the model's vectors texts get. Returns (texts of all tables, D), mapped from
+    ``file``; a ClusterError if processes have died.
     """
     shape = (sum(len(table.rows) for table in tables), load_model(model, part=part).dim)
     map_new_array(file, dtype, shape)
     with owned_folder(file.parent) as attempts, user_errors():
         work = _Work(model, file, resources, part, attempts)
         batches = _batches(tables)
-        if resources.num_gpus:  # each task on a GPU would start a process
-            _in_actors(batches, work)
-        elif shape[0] > FEW_TEXTS:
-            tasks = [partial(work.in_task, batch) for batch in batches]
-            in_tasks(tasks, "embedding", resources.num_cpus)
-        else:
-            here = work.load()
-            for batch in batches:
-                work.embed(batch, here)
+        num_tasks = len(batches)
+        if resources.num_gpus:  # each task starts a process, which loads the model onto its GPU
+            free = ray.available_resources().get("GPU", 0)
+            num_tasks = min(num_tasks, max(int(free // resources.num_gpus), 1))
+        elif shape[0] <= FEW_TEXTS:
+            work.embed_all(batches)
+            return map_array(file)
+        tasks = [partial(work.embed_all, batches[task::num_tasks]) for task in range(num_tasks)]
+        in_tasks(tasks, "embedding", resources.num_cpus, resources.num_gpus)
     return map_array(file)
 
 
@@ -141,12 +139,19 @@ class _Work:
     part: Part | None
     attempts: Path  # a folder for marks of attempts
 
-    def load(self) -> DualEncoder:
+    def embed_all(self, batches: list[_Batch]) -> None:
+        model = None
+        for batch in batches:
+            with limited_attempts(self.attempts, str(batch)):
+                model = model or self._load()
+                self._embed(batch, model)
+
+    def _load(self) -> DualEncoder:
         torch.set_num_threads(self.resources.num_threads)
         device = "cuda" if ray.get_gpu_ids() else "cpu"
         return load_model(self.model, part=self.part).to(device)
 
-    def embed(self, batch: _Batch, model: DualEncoder) -> None:
+    def _embed(self, batch: _Batch, model: DualEncoder) -> None:
         chosen = np.asarray(batch.table.rows[batch.start : batch.stop])
         use_bf16 = self.resources.use_bf16 and bool(ray.get_gpu_ids())
         view = {"queries": model.embed_queries, "ads": model.embed_ads}[batch.table.view]
@@ -155,36 +160,3 @@ class _Work:
         with self.file.open("r+b") as opened:  # closing it shows other machines what was written
             opened.seek(rows.offset + batch.first * rows.strides[0])
             opened.write(np.ascontiguousarray(embeddings, rows.dtype).data)
-
-    def in_task(self, batch: _Batch) -> None:
-        with limited_attempts(self.attempts, str(batch)):
-            self.embed(batch, self.load())
-
-
-class _Embedder:
-    """An actor that loads the model once and embeds one batch after another."""
-
-    def __init__(self, work: _Work, batches: list[_Batch]) -> None:
-        self.work = work
-        self.batches = batches
-        self.model: DualEncoder | None = None
-
-    def __call__(self, row: dict[str, int]) -> dict[str, int]:
-        batch = self.batches[row["id"]]
-        with limited_attempts(self.work.attempts, str(batch)):
-            if self.model is None:  # loading alone has one name in all processes
-                self.model = self.work.load()
-            self.work.embed(batch, self.model)
-        return row
-
-
-def _in_actors(batches: list[_Batch], work: _Work) -> None:
-    """Embed batches in actors of Ray Data, as many as there is room for."""
-    quiet_ray_data()
-    ray.data.range(len(batches), override_num_blocks=len(batches)).map(
-        _Embedder,
-        fn_constructor_args=(work, batches),
-        compute=ray.data.ActorPoolStrategy(min_size=1, max_size=len(batches)),
-        num_cpus=work.resources.num_cpus,
-        num_gpus=work.resources.num_gpus,
-    ).materialize()

@@ -126,7 +126,8 @@ def in_words(needs: list[Needs]) -> str:
 
 def has_room(bundles: list[Needs], seconds: float) -> bool:
     """Wait until the cluster has all ``bundles`` free at once, each on one machine and GPU."""
-    free, offered = ray.available_resources(), ray.cluster_resources()
+    free = ray.available_resources()
+    offered = ray.cluster_resources()
     needed = sum(map(Counter, bundles), Counter[str]())
     # A share of a GPU must fit on one of them, which sums do not say.
     is_one_place = len([node for node in ray.nodes() if node["Alive"]]) == 1 and (
@@ -157,7 +158,8 @@ def check_resources(workers: WorkersConfig) -> None:
     worker = worker_share(workers)
     if has_room([worker] * workers.fewest, workers.startup_timeout_s):
         return
-    free, offered = ray.available_resources(), ray.cluster_resources()
+    free = ray.available_resources()
+    offered = ray.cluster_resources()
     per_worker = " and ".join(f"workers.{k.lower()}s_per_worker {n:g}" for k, n in worker.items())
     needs = " and ".join(
         f"{workers.fewest * n:g} {k}s (free: {free.get(k, 0):g} of {offered.get(k, 0):g})"
@@ -211,11 +213,16 @@ def as_task(function: Callable[..., Any], num_cpus: float = 0, **options: Any) -
     return task.options(scheduling_strategy="DEFAULT")
 
 
-def in_tasks(tasks: Sequence[Call], name: str = "working", cpus_per_task: float = 1) -> list[Any]:
+def in_tasks(
+    tasks: Sequence[Call],
+    name: str = "working",
+    cpus_per_task: float = 1,
+    gpus_per_task: float = 0,
+) -> list[Any]:
     """Run functions on the cluster, which is started if need be; returns results in their order.
 
-    A function whose process dies is run again. With ``cpus_per_task`` 0 they run one after the
-    other. How many are done is told under ``name``.
+    A function whose process dies is run again. Without CPUs and GPUs they run one after the other.
+    How many are done is told under ``name``.
 
     Raises:
         Exception: a function raised it; none runs any more.
@@ -224,7 +231,7 @@ def in_tasks(tasks: Sequence[Call], name: str = "working", cpus_per_task: float 
     """
     start_ray()
     shared = ray.put(list(tasks))  # sent once for all tasks
-    run = as_task(_run_one, cpus_per_task, max_retries=MAX_ATTEMPTS)
+    run = as_task(_run_one, cpus_per_task, num_gpus=gpus_per_task, max_retries=MAX_ATTEMPTS)
     waiting = deque(range(len(tasks)))
     running = dict[ray.ObjectRef, int]()
     results = [None] * len(tasks)
@@ -235,7 +242,7 @@ def in_tasks(tasks: Sequence[Call], name: str = "working", cpus_per_task: float 
     try:
         with user_errors(), logged_progress(name, share_done):
             while waiting or running:
-                most = TASKS_PER_CPU * num_cpus() if cpus_per_task else 1
+                most = TASKS_PER_CPU * num_cpus() if cpus_per_task or gpus_per_task else 1
                 while waiting and len(running) < most:
                     number = waiting.popleft()
                     running[run.remote(shared, number)] = number
