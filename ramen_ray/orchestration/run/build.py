@@ -167,7 +167,8 @@ def _task_terms(config: RunConfig, triplet: TripletLoss) -> list[Term]:
         is_decoupled = parts.loss == "decoupled"
         return triplet if parts.loss == "triplet" else SoftmaxLoss(temperature, is_decoupled)
 
-    encoder_loss, classifier_loss = loss(config.loss.temperature), loss(settings.temperature)
+    encoder_loss = loss(config.loss.temperature)
+    classifier_loss = loss(settings.temperature)
     by_cosine = parts.loss == "triplet"
     takes_all = config.loss.own_text_negatives
     similarity_of = own_similarity if takes_all else similarity_to_other_texts

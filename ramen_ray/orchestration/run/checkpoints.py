@@ -3,7 +3,6 @@
 The run's folder is on a disk that all machines can reach, so Ray Train is told of no checkpoint.
 """
 
-import logging
 import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -17,20 +16,21 @@ from ramen_ray.data.store.made_folder import (
     is_intact,
     owned_folder,
     read_json,
-    whole_file,
     write_checksums,
     write_json,
 )
 from ramen_ray.method.distributed import from_first_worker, is_first_worker, sum_over_workers, world
-from ramen_ray.orchestration.run.directory import RunError, checkpoint_folders, step_of
+from ramen_ray.orchestration.run.directory import (
+    RunDirectory,
+    RunError,
+    checkpoint_folders,
+    step_of,
+)
 
 CHECKPOINT_FOLDER = "checkpoint_{:09d}"
 REPORT_FILE = "report.json"  # in a checkpoint: what was reported with it
-WRITER_FILE = ".writer"
-"""In a run's folder: the token of whoever may write checkpoints, the latest to begin."""
+WRITER = "writer"  # note of a run: the token of whoever may write checkpoints, the latest to begin
 SCORE = "score"  # in a report: the higher, the better
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -58,10 +58,9 @@ class Checkpoints:
         """Take over the run in a folder: a writer that began before can write no more."""
         self._run = run
         self._device = device
-        self._token = str(from_first_worker(secrets.randbits(62)))  # fits an int64
+        self._token = from_first_worker(secrets.randbits(62))  # fits an int64
         if is_first_worker():
-            with whole_file(run / WRITER_FILE) as file:
-                file.write_text(self._token)
+            RunDirectory(run).note(**{WRITER: self._token})
 
     def last(self) -> Checkpoint | None:
         """Return what the run goes on from; None if it begins."""
@@ -98,7 +97,7 @@ class Checkpoints:
                 self._publish(whole, CHECKPOINT_FOLDER.format(report["step"]))
 
     def _publish(self, aside: Path, name: str) -> None:
-        if (self._run / WRITER_FILE).read_text() != self._token:
+        if RunDirectory(self._run).notes[WRITER] != self._token:
             raise RunError(f"another process trains {self._run} now, so this one ends")
         aside.rename(self._run / name)
         *earlier, last = kept_in(self._run)
@@ -130,7 +129,7 @@ def kept_in(run: Path) -> list[Checkpoint]:
 def keep_intact_checkpoints(run: Path) -> list[Checkpoint]:
     """Remove the damaged checkpoints of a run before it is resumed, with a warning each.
 
-    A copy under the name of another step is renamed, so that it counts as none. Returns the others.
+    Returns the others.
     """
     folders = checkpoint_folders(run)
     kept: list[Checkpoint] = []
@@ -138,14 +137,8 @@ def keep_intact_checkpoints(run: Path) -> list[Checkpoint]:
         otherwise = "the run goes on from " + (kept[-1].folder.name if kept else "its start")
         if folder != folders[-1]:
             otherwise = f"the best model so far is lost; to train from the start, delete {run}"
-        if not is_intact(folder, otherwise):
-            continue
-        checkpoint = _open(folder)
-        if (step := checkpoint.report["step"]) == checkpoint.step:
-            kept.append(checkpoint)
-            continue
-        aside = folder.rename(f"{folder}.{secrets.token_hex(4)}")
-        logger.warning("warning: %s is of step %d, so it is now %s", folder, step, aside.name)
+        if is_intact(folder, otherwise):
+            kept.append(_open(folder))
     return kept
 
 

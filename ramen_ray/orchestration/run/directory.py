@@ -10,7 +10,7 @@ from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
-from ramen_ray.config import ConfigError, RunConfig, flatten, read_config, write_config
+from ramen_ray.config import RunConfig, flatten, read_config, write_config
 from ramen_ray.data.store.made_folder import folder_lock, read_json, write_json
 from ramen_ray.errors import UserError
 from ramen_ray.long_work import warn_once
@@ -32,7 +32,8 @@ OPENED = {"encoder.pretrained", "encoder.kind"}  # settings that an encoder's fo
 RUNS = "runs"
 CONFIG_FILE = "config.json"
 RUN_FILE = "run.json"
-TEST_ADS_FILE, VALIDATION_ADS_FILE = "test_ads.npy", "validation_ads.npy"
+TEST_ADS_FILE = "test_ads.npy"
+VALIDATION_ADS_FILE = "validation_ads.npy"
 PART_ADS_FILE = "test_ads_{}.npy"
 OTHER_NAME = "choose another name"
 CHECKPOINT = re.compile(r"checkpoint_\d{9,}")  # the name of a checkpoint's folder
@@ -147,12 +148,11 @@ class RunDirectory:
         if not self.is_finished:
             with self._locked():
                 pass
-        before = self.notes.get("plan", {})
-        with suppress(ConfigError):  # it is missing or damaged, and written anew
-            before = deciding_settings(read_config(self.path / CONFIG_FILE))
-        shared = (settings.keys() & before) - OPENED
-        begun, given = ({key: plan[key] for key in shared} for plan in (before, settings))
-        refuse_other(begun, given, f"{self.path} was begun with other settings")
+        begun = self.notes.get("plan", {})
+        known = {
+            key: value for key, value in settings.items() if key in begun and key not in OPENED
+        }
+        refuse_other({key: begun[key] for key in known}, known, f"{self.path} holds another run")
 
     def refuse_another(self, plan: Mapping[str, Any], what: str) -> None:
         """Raise a RunError if the folder holds another ``what``, such as a sweep, of other plan."""
@@ -269,20 +269,18 @@ def open_run_directory(
         RunError: the name is taken by a finished or active run, or by one with a different
             configuration, or made from something else; the message lists what differs.
     """
-    identity = experiment_hash(config, made_from["dataset"])
-    default = config.name or default_name(config, dataset_name, identity)
+    key = experiment_hash(config, made_from["dataset"])
+    default = config.name or default_name(config, dataset_name, key)
     for name in chain([default], (f"{default}-{number}" for number in count(2))):
         directory = RunDirectory.of(config.output, name)
         is_made_here = directory.create()
         path = directory.path
-        file = directory.path / CONFIG_FILE
         with folder_lock(path) as is_ours:
             if is_ours and not directory.is_finished:
                 with told_how_to_go_on(path), _undone_on_early_failure(path, is_made_here):
-                    if file.exists():
-                        _refuse_another(directory, config, made_from)
-                    write_config(config, file)  # anew: the file may be damaged
-                    directory.note(identity=identity, made_from=made_from)
+                    _refuse_another(directory, config, made_from)
+                    write_config(config, path / CONFIG_FILE)  # anew: the file may be damaged
+                    directory.note(plan=deciding_settings(config), made_from=made_from)
                     yield directory
                 return
         reason = "is finished" if is_ours else "is in use by another process"
@@ -290,10 +288,10 @@ def open_run_directory(
             raise RunError(f"the run {name!r} in {path.parent} {reason}; choose another name")
 
 
-def default_name(config: RunConfig, dataset_name: str, identity: str) -> str:
-    """Name a run after what is trained, as in ``shop-bag-unidec-graph-`` and its ``identity``."""
+def default_name(config: RunConfig, dataset_name: str, key: str) -> str:
+    """Name a run after what is trained, as in ``shop-bag-unidec-graph-`` and its ``key``."""
     has_graph = ["graph"] if used_sets(config) else []
-    return joined_name(dataset_name, config.encoder.kind, config.base.kind, *has_graph, identity)
+    return joined_name(dataset_name, config.encoder.kind, config.base.kind, *has_graph, key)
 
 
 def finished_run(config: RunConfig, made_from: Identity) -> RunDirectory | None:
@@ -332,10 +330,7 @@ def _undone_on_early_failure(path: Path, is_made_here: bool) -> Iterator[None]:
 
 def _refuse_another(directory: RunDirectory, config: RunConfig, made_from: Identity) -> None:
     """Refuse the folder of a run of other settings, or made from something else."""
-    if directory.notes.get("identity") != experiment_hash(config, made_from["dataset"]):
-        before = deciding_settings(read_config(directory.path / CONFIG_FILE))
-        said = f"the checkpoints in {directory.path} come from a different configuration"
-        refuse_other(before, deciding_settings(config), said)
+    directory.refuse_another(deciding_settings(config), "run")
     directory.refuse_changed(made_from, config.dataset, config.allow_changed)
 
 

@@ -2,8 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -103,27 +102,21 @@ def fit_on(
         run = directory.open_run(uri, config.experiment, output, parent)
         with run.closing(nested=parent is not None):
             run.log_first_artifact(directory.path / CONFIG_FILE)
-            seconds: dict[str, float] = {}
-            with _timed(seconds, "ray"):
-                start_ray(for_ray_train=config.workers.num_workers > 1)
-                if parent is None:
-                    check_resources(config.workers)
+            opened_at = time.time()
+            start_ray(for_ray_train=config.workers.num_workers > 1)
+            if parent is None:
+                check_resources(config.workers)
             logger.info(
                 "data:    %s\nrun:     %s", *map(shown_path, (dataset.path, directory.path))
             )
-            with _timed(seconds, "prepare"):
-                data = prepared_data(config, dataset)
+            data = prepared_data(config, dataset)
             note_carried(config, dataset, directory.path)
-            with _timed(seconds, "walk"):
-                edges = edges_to_train(config, data)
+            edges = edges_to_train(config, data)
             note_untestable(config, data, edges)
             _log_inputs(run, config, dataset, data, made_from)
             task = WorkerTask(config, data.path, edges, directory.path, run, made_from)
-            called = time.time()
             trained = run_workers(task.train, config.workers, directory.path)
-            seconds["workers"] = trained.entered_at - called
-            seconds["first_step"] = trained.first_step_at - trained.entered_at
-            run.log_metrics({f"startup/{name}_s": s for name, s in seconds.items()})
+            run.log_metrics({"startup_s": trained.first_step_at - opened_at})
             # imported here, so that training does not wait for what only its end needs
             from ramen_ray.orchestration.run.results import log_results
 
@@ -143,13 +136,6 @@ def _result_of(done: RunDirectory, uri: str, config: RunConfig) -> TrainResult:
     encoder = done.best_checkpoint / ENCODER_FOLDER
     run = Run(uri, done.notes["mlflow_run_id"])
     return TrainResult(done.notes["metrics"], encoder, done.path, run, started_from(config))
-
-
-@contextmanager
-def _timed(seconds: dict[str, float], name: str) -> Iterator[None]:
-    started = time.monotonic()
-    yield
-    seconds[name] = time.monotonic() - started
 
 
 def _log_inputs(

@@ -8,19 +8,32 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ramen_ray.config import RunConfig, overlay, read_config, with_absolute_paths
+from ramen_ray.config import (
+    ConfigError,
+    EncoderConfig,
+    RunConfig,
+    check_epochs,
+    overlay,
+    read_config,
+    with_absolute_paths,
+)
 from ramen_ray.data.arrays import Int64s
+from ramen_ray.data.checks.structure import check_structure
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import WHILE_READ, Dataset, DatasetError, open_unchanged
 from ramen_ray.data.store.made_folder import made_once, owned_folder, read_json, write_json
+from ramen_ray.long_work import warn_once
+from ramen_ray.method.metrics.ranking import METRICS
 from ramen_ray.method.model.dual_encoder import CLASSIFIER_FOLDER, ENCODER_FOLDER, copy_model
 from ramen_ray.method.model.heads import Classifiers
-from ramen_ray.method.model.sentence_folder import open_encoder
+from ramen_ray.method.model.pretrained import EncoderError
+from ramen_ray.method.model.sentence_folder import EncoderFolder, open_encoder
 from ramen_ray.method.objectives.terms import weighted_regularizers
+from ramen_ray.method.retrieval.index import FEWEST_IVF_PQ_ADS
 from ramen_ray.orchestration.prepare.pipeline import prepare, prepared_folder
 from ramen_ray.orchestration.run.build import (
-    build_objective,
     build_training_data,
+    cluster_schedule,
     encoder_tokenizer,
     untested_graphs,
 )
@@ -31,6 +44,7 @@ from ramen_ray.orchestration.run.directory import (
     run_with_id,
 )
 from ramen_ray.orchestration.run.identity import TRAINED_ON_FILE, training_data
+from ramen_ray.presets import lambdas, linked_sets
 from ramen_ray.tracking.addresses import tracking_uri
 from ramen_ray.tracking.runs import MODELS
 
@@ -38,20 +52,11 @@ if TYPE_CHECKING:
     from ramen_ray.method.graph.walk import WalkSettings
     from ramen_ray.method.sampling.training_data import Regularizer
 
-
-from ramen_ray.config import ConfigError, EncoderConfig, check_epochs
-from ramen_ray.data.checks.structure import check_structure
-from ramen_ray.long_work import warn_once
-from ramen_ray.method.metrics.ranking import METRICS
-from ramen_ray.method.model.pretrained import EncoderError
-from ramen_ray.method.model.sentence_folder import EncoderFolder
-from ramen_ray.method.retrieval.index import FEWEST_IVF_PQ_ADS
-from ramen_ray.orchestration.run.build import (
-    cluster_schedule,
-)
-from ramen_ray.presets import lambdas, linked_sets
-
 MOST_UNKNOWN = 0.2
+PREPARED = "prepared"  # the folder of prepared data in an output
+CARRIED_FILE = "carried.npy"  # (ads,) the ad of an earlier run whose classifier it starts from; -1
+
+logger = logging.getLogger(__name__)
 
 
 def check_config(config: RunConfig, dataset: Dataset) -> None:
@@ -196,12 +201,6 @@ def _check_base(config: RunConfig) -> None:
         )
 
 
-PREPARED = "prepared"  # the folder of prepared data in an output
-CARRIED_FILE = "carried.npy"  # (ads,) the ad of an earlier run whose classifier it starts from; -1
-
-logger = logging.getLogger(__name__)
-
-
 def resolved(config: RunConfig) -> RunConfig:
     """Make paths absolute, and name the folder of an encoder that a run or MLflow has.
 
@@ -281,9 +280,13 @@ def _walk_arguments(
     settings = WalkSettings(
         walk.num_hops, walk.restart_probability, walk.max_anchor_degree, walk.top_k
     )
-    graph = config.regularization
-    regularizers = [*weighted_regularizers(graph.lambda_x, graph.lambda_z)]
-    return data, regularizers, settings, config.seed, Path(config.output) / "walked"
+    cache = Path(config.output) / "walked"
+    return data, _regularizers_of(config), settings, config.seed, cache
+
+
+def _regularizers_of(config: RunConfig) -> "list[Regularizer]":
+    weights = config.regularization
+    return [*weighted_regularizers(weights.lambda_x, weights.lambda_z)]
 
 
 def note_carried(config: RunConfig, dataset: Dataset, folder: Path) -> None:
@@ -315,8 +318,8 @@ def note_untestable(config: RunConfig, data: Prepared, edges: Path) -> None:
     """Say which graphs of a softmax pull without a test, as too few of their nodes have clicks."""
     if not config.regularization.adaptive or config.base.parts.loss == "triplet":
         return
-    regularizers = build_objective(config).regularizers
-    for graph in untested_graphs(config, build_training_data(config, data, regularizers, edges)):
+    training_data = build_training_data(config, data, _regularizers_of(config), edges)
+    for graph in untested_graphs(config, training_data):
         logger.info(
             "%s: hardly any of its nodes have clicks to test it by; it starts at a tenth of λ",
             graph.name,

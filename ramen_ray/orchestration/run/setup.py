@@ -8,7 +8,7 @@ import numpy as np
 
 from ramen_ray.config import RunConfig, write_config
 from ramen_ray.data.prepared.folder import Prepared
-from ramen_ray.data.store.made_folder import check_intact, whole_file, write_json
+from ramen_ray.data.store.made_folder import check_intact, write_json
 from ramen_ray.errors import UserError
 from ramen_ray.method.metrics.ground_truth import evaluate
 from ramen_ray.method.model.dual_encoder import DualEncoder, load_model
@@ -25,14 +25,19 @@ from ramen_ray.orchestration.run.build import (
     build_state,
     held_classifiers,
 )
-from ramen_ray.orchestration.run.directory import CONFIG_FILE, IDENTITY_FILE, Identity
+from ramen_ray.orchestration.run.directory import (
+    CONFIG_FILE,
+    IDENTITY_FILE,
+    Identity,
+    RunDirectory,
+)
 from ramen_ray.orchestration.run.identity import check_meanwhile
 from ramen_ray.orchestration.run.inputs import CARRIED_FILE
 from ramen_ray.orchestration.run.loop import Setup
 from ramen_ray.orchestration.run.processes import TooManyTexts
 
 LEAST_TEXTS_AT_ONCE = 16  # fewer are not what fills a memory
-TEXTS_AT_ONCE_FILE = "texts_at_once"  # in a run's folder, once a step has not fitted into memory
+TEXTS_AT_ONCE = "texts_at_once"  # note of a run, once a step has not fitted into memory
 
 Measured = tuple[dict[str, float], TopK]  # metrics, and on the first worker ids of the best ads
 
@@ -79,16 +84,15 @@ class RunSetup(Setup[DualEncoder]):
     @cached_property  # as this attempt began: another worker may note fewer for the next
     def texts_at_once(self) -> int | None:
         """How many texts a step encodes at once: what has fitted into memory, once noted."""
-        file = self.folder / TEXTS_AT_ONCE_FILE
-        return int(file.read_text()) if file.is_file() else self.config.training.texts_at_once
+        notes = RunDirectory(self.folder).notes
+        return notes.get(TEXTS_AT_ONCE, self.config.training.texts_at_once)
 
     def with_fewer_texts(self, error: StepMemoryError) -> Exception:
         """Note half as many texts at once for the next attempt; returns what this one ends with."""
         fewer = min(self.texts_at_once or error.num_texts, error.num_texts) // 2
         if fewer < LEAST_TEXTS_AT_ONCE:
             return UserError(str(error))
-        with whole_file(self.folder / TEXTS_AT_ONCE_FILE) as aside:
-            aside.write_text(f"{fewer}\n")
+        RunDirectory(self.folder).note(**{TEXTS_AT_ONCE: fewer})
         return TooManyTexts(error.step, fewer)
 
     def save_model(self, model: DualEncoder, checkpoint: Path) -> None:

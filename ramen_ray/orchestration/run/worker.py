@@ -50,7 +50,7 @@ Metrics = dict[str, dict[str, dict[str, float]]]  # by row, split and name
 
 @dataclass(frozen=True)
 class WorkerResult:
-    """What a worker returns; the driver uses that of the first. Times are seconds since 1970."""
+    """What a worker returns; the driver uses that of the first."""
 
     # rows are ``untrained`` and ``trained``; with classifiers also ``encoder``, ``classifier`` and
     # ``both``
@@ -60,8 +60,7 @@ class WorkerResult:
     index: dict[str, float]  # figures of the retriever's index; only of the first worker
     trained_seconds: float  # time spent in steps, over all attempts
     waited_seconds: float  # time spent waiting for background tasks
-    entered_at: float
-    first_step_at: float
+    first_step_at: float  # seconds since 1970
 
 
 @dataclass(frozen=True)
@@ -80,7 +79,6 @@ class WorkerTask:
 
         The first worker then makes a retriever of that, in RETRIEVER.
         """
-        entered_at = time.time()
         setup = run_setup(self, worker)
         try:
             training = start_or_resume(setup, self.run)
@@ -115,8 +113,7 @@ class WorkerTask:
             index=index,
             trained_seconds=training.progress.trained_seconds,
             waited_seconds=sum(task.waited_s for task in setup.background),
-            entered_at=entered_at,
-            first_step_at=training.first_step_at or entered_at,
+            first_step_at=training.first_step_at or time.time(),
         )
 
 

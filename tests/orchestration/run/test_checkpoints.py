@@ -43,7 +43,7 @@ def test_the_best_and_the_last_are_kept(tmp_path):
         assert last.step == step
         assert checkpoints.best().step == best
         assert find_damage(last.folder) is None
-    kept = [".writer", "checkpoint_000000020", "checkpoint_000000025"]
+    kept = ["checkpoint_000000020", "checkpoint_000000025", "run.json"]
     assert sorted(path.name for path in tmp_path.iterdir()) == kept
 
 
