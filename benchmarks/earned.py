@@ -5,18 +5,16 @@ adaptive λ tests them, but never pull; so one training judges all of a side. In
 every node has the anchors of another. The table has, of the graphs of a kind, how many would pull
 within the training, the epoch from which their median would, and the largest ratio that any reached
 of its z to the one that the look asked for. `ratio` is the share of useless graphs that would pull.
-With `--train`, `--graphs` of ads do pull, and a second table has what they bring on `--splits`.
+With `--train`, good and half-random graphs of ads do pull, and a second table has what they bring
+on validation and test.
 
     python -m benchmarks.earned [--sets rdocs foldoc debian] [--epochs 8] [--draws 2]
-        [--into docs/evidence]
-    python -m benchmarks.earned --train [--sets DATASET] [--graphs good half-random] [--seeds 3]
-        [--splits validation test] [--into docs/evidence]
+        [--into docs/evidence] [--train] [--seeds 3]
 """
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -53,29 +51,14 @@ KINDS: Mapping[str, Callable[[Csr, np.random.Generator], Csr]] = {
     "misleading": misleading,
 }
 USELESS = ("shuffled", "misleading")
-RANDOM_SHARE = {"good": 0.0, "half-random": 0.5}  # of the edges of a graph that pulls
 
 
 def main() -> None:
     sets = ["rdocs", "foldoc", "debian"]
-    asked = options(
-        __doc__,
-        sets=sets,
-        epochs=8,
-        draws=2,
-        into="",
-        train=False,
-        graphs=list(RANDOM_SHARE),
-        seeds=3,
-        splits=["validation", "test"],
-    )
+    asked = options(__doc__, sets=sets, train=False, seeds=3, into="", epochs=8, draws=2)
     torch.set_num_threads(1)
     if asked.train:
-        lines = [
-            line
-            for dataset in asked.sets
-            for line in gains(dataset, asked.graphs, asked.seeds, asked.splits)
-        ]
+        lines = [line for dataset in asked.sets for line in gains(dataset, asked.seeds)]
         write("earned_gains", lines, asked.into)
         return
     lines = []
@@ -89,20 +72,18 @@ def main() -> None:
     finish(num_pulling / sum(int(line["graphs"]) for line in useless), {})
 
 
-def gains(
-    dataset: str, graphs: Iterable[str], seeds: int, splits: Iterable[str]
-) -> Iterator[dict[str, str]]:
-    """Yield the lines of what each graph brings over none, of each split."""
+def gains(dataset: str, seeds: int) -> Iterator[dict[str, str]]:
     config = bag_unidec(made(dataset))
     plain = GraphVariant(WITHOUT_GRAPH, part="both")
-    for split in splits:
+    pulling = {
+        "good graph": GraphVariant({}, part="both"),
+        "half-random graph": GraphVariant({}, random_edges=0.5, part="both"),
+    }
+    for split in ("validation", "test"):
         without = [measured(config, plain, seed, split) for seed in range(seeds)]
-        for kind in graphs:
-            pulling = GraphVariant({}, random_edges=RANDOM_SHARE[kind], part="both")
-            runs = [measured(config, pulling, seed, split) for seed in range(seeds)]
-            for line in compared(
-                Path(dataset).name, f"unidec, {kind} graph", runs, "unidec", without
-            ):
+        for name, variant in pulling.items():
+            runs = [measured(config, variant, seed, split) for seed in range(seeds)]
+            for line in compared(dataset, f"unidec, {name}", runs, "unidec", without):
                 yield {"split": split, **line}
 
 

@@ -37,7 +37,7 @@ from ramen_ray.orchestration.run.build import build_objective
 from ramen_ray.presets import bag_unidec
 
 COLD_SHARE = 0.05
-EPOCHS = (1, 3, 8, 20, 60)
+EPOCHS = (1, 3, 8, 20)
 LOOKS_BEFORE = 6  # within the first epoch
 LAST_LOOK = 66
 TIMES = (1, 4, 15)
@@ -87,9 +87,7 @@ class Nodes:
         is_shown = ~np.isin(ads, self.groups["cold"])
         shown = Csr.from_pairs(queries[is_shown], ads[is_shown], clicks.num_rows)
         self.run: Run = begin(
-            overlay(config, {**WITHOUT_GRAPH, "training.epochs": EPOCHS[-1]}),
-            self.data,
-            lambda data: replace(data, clicks=shown),
+            overlay(config, WITHOUT_GRAPH), self.data, lambda data: replace(data, clicks=shown)
         )
         self.largest: dict[tuple[str, int], Floats] = {}
         self.cold_lines: list[dict[str, str]] = []

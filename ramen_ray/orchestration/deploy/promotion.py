@@ -1,17 +1,12 @@
 """Choose the retriever to deploy: a new one must be measurably better on the same test queries."""
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import ceil
 
 from ramen_ray.data.store.dataset import DatasetError
 from ramen_ray.errors import UserError
-from ramen_ray.method.metrics.comparison import (
-    Difference,
-    Evidence,
-    in_points,
-)
-from ramen_ray.method.metrics.ranking import PerQuery
+from ramen_ray.method.metrics.comparison import Evidence, in_points
 from ramen_ray.orchestration.deploy.comparing import Answering, Compared, compare, lost_filters
 from ramen_ray.orchestration.deploy.promotion_rules import PromotionRules
 from ramen_ray.orchestration.deploy.retrievers import find_candidate
@@ -136,7 +131,7 @@ def promote(
     if compared:
         ours_by_query, theirs = compared[0].gains
         evidence = Evidence.measured(ours_by_query[metric], theirs[metric], time)
-    veto = _objection(compared, rules)
+    veto = objection(rules.veto, compared)
     is_better = evidence is None or evidence.value + rules.not_worse_by / 100 > evidence.noise
     promoted = rules.force or (is_better and veto is None)
     if promoted:
@@ -168,13 +163,6 @@ def _link_from_sweep(registry: Registry, run_id: str, source: str, name: str, nu
     if run_id != source:
         with registry_errors(registry.uri):
             Run(registry.uri, run_id).add_registered(name, number)
-
-
-def _objection(compared: list[Compared], rules: PromotionRules) -> str | None:
-    """Return what :func:`objection` does, or None if nothing is compared or can veto."""
-    if not compared or not rules.veto:
-        return None
-    return objection(rules.veto, compared[0].differences, compared[0].gains)
 
 
 def _compare_with_champion(
@@ -210,24 +198,23 @@ DETECTED = 0.05
 STANDARD_ERRORS = 1.96 + 0.84
 
 
-def objection(
-    metric: str,
-    differences: Mapping[str, Difference],
-    gains: tuple[Mapping[str, PerQuery], Mapping[str, PerQuery]],
-) -> str | None:
+def objection(metric: str | None, compared: Sequence[Compared]) -> str | None:
     """Say why a candidate must not be promoted by a ``bad@k``; None if it may be.
 
     It must not if its share of bad answers is higher by more than noise, or if too few answers are
-    judged to show that, unless its share is lower by more than noise. ``gains`` are those of the
-    candidate and of the champion.
+    judged to show that, unless its share is lower by more than noise.
     """
-    if metric not in differences:
+    if metric is None or not compared:
+        return None
+    decisive = compared[0]
+    if metric not in decisive.differences:
         return f"{metric} needs judgements of test queries"
-    difference = differences[metric]
+    difference = decisive.differences[metric]
     if difference.low > 0:
         return f"its {metric} is higher: {in_points(difference)}"
-    fewest = min(int(possible.sum()) for _, possible in (of_model[metric] for of_model in gains))
-    needed = _num_needed(*(sum(part[metric][kind].sum() for part in gains) for kind in (0, 1)))
+    both = [gains[metric] for gains in decisive.gains]
+    fewest = min(int(possible.sum()) for _, possible in both)
+    needed = _num_needed(*(sum(gains[kind].sum() for gains in both) for kind in (0, 1)))
     if fewest >= needed or difference.high < 0:
         return None
     return (

@@ -2,10 +2,8 @@
 
 from pathlib import Path
 
-from ramen_ray.errors import shown_path
 from ramen_ray.method.metrics.ranking import METRICS
 from ramen_ray.orchestration.run.directory import RUN_FILE, RUNS, RunDirectory
-from ramen_ray.tracking.addresses import TrackingError, sqlite_uri
 from ramen_ray.tracking.aliases import name_and_alias
 from ramen_ray.tracking.registry import Registry, RegistryError, uri_of
 from ramen_ray.tracking.runs import MODELS
@@ -49,14 +47,7 @@ def find_candidate(
 def find_logged(registry: Registry, run: str, metric: str | None) -> tuple[str, tuple[str, str]]:
     """Return a run's id, and what :meth:`Registry.find_logged` returns; or its errors."""
     run_id = mlflow_run_id(run)
-    try:
-        return run_id, registry.find_logged(run_id, metric)
-    except TrackingError as error:
-        beside = Path(run).absolute().parent.parent
-        if registry.uri == sqlite_uri(beside) or not Path(beside, "mlflow.db").is_file():
-            raise
-        hint = f"give --output {shown_path(beside)}, whose store has the run"
-        raise TrackingError(f"{error}; {hint}") from None
+    return run_id, registry.find_logged(run_id, metric)
 
 
 def mlflow_run_id(run: str) -> str:
