@@ -6,7 +6,7 @@ output count. The best are trained again with further seeds, which decide agains
 
 Examples:
     python jobs/recommend.py path/to/mine
-    python jobs/recommend.py path/to/mine --minutes 60 --encoders bag minilm
+    python jobs/recommend.py path/to/mine --minutes 60             also a layer of a transformer
     python jobs/recommend.py debian --workers.cpus-per-worker 2
 
 Run the same command again to resume an interrupted search.

@@ -29,6 +29,7 @@ from ramen_ray.printed_commands import asking, cheaper_than, in_store, training_
 
 if TYPE_CHECKING:
     from ramen_ray.orchestration.run.fit import TrainResult
+    from ramen_ray.orchestration.run.worker import Metrics
 
 # Imported in a thread while Ray starts. Only what Ray does not import: two threads that import the
 # same module at once can find it half initialised, which Python reports as a circular import.
@@ -64,12 +65,12 @@ def main() -> None:
     imports.start()  # takes about as long as starting Ray
     start_ray(for_ray_train=config.workers.num_workers > 1)
     imports.join()
-    result = _train_beside_base(config) if job.with_base else _train(config)
+    result, rows = _train_beside_base(config) if job.with_base else _train(config)
     from ramen_ray.reports.report_tables import unearned_note, worse_note
     from ramen_ray.tracking.addresses import ui_command
 
     unearned = unearned_note(result.run.read_histories("lambda_"))
-    worse = worse_note(result.rows(), config.training.selection_metric)
+    worse = worse_note(rows, config.training.selection_metric)
     for note in filter(None, (unearned, worse)):
         print(note)
 
@@ -81,17 +82,17 @@ def main() -> None:
     print(f"         {in_store(config.output, 'jobs/promote.py', run, '--name', 'NAME')}")
 
 
-def _train(config: RunConfig) -> "TrainResult":
+def _train(config: RunConfig) -> "tuple[TrainResult, Metrics]":
     from ramen_ray.orchestration.run.fit import fit
 
     result = fit(config)
     from ramen_ray.reports.report_tables import metrics_table, show
 
     show(metrics_table(result.rows()))
-    return result
+    return result, result.rows()
 
 
-def _train_beside_base(config: RunConfig) -> "TrainResult":
+def _train_beside_base(config: RunConfig) -> "tuple[TrainResult, Metrics]":
     from ramen_ray.orchestration.tune.beside_base import fit_beside_base
 
     ladder = fit_beside_base(config)
@@ -100,7 +101,7 @@ def _train_beside_base(config: RunConfig) -> "TrainResult":
     show(metrics_table(ladder.metrics))
     show(gains_table(ladder.gains))
     print(GAINS_NOTE)
-    return list(ladder.results.values())[-1]
+    return list(ladder.results.values())[-1], ladder.rows
 
 
 if __name__ == "__main__":

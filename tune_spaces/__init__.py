@@ -86,5 +86,21 @@ def unidec(draw: "Draw") -> None:
     regularization(draw)
 
 
-_FUNCTIONS: list[Callable[["Draw"], None]] = [regularization, optimizer, mining, encoder, unidec]
+def recipe(draw: "Draw") -> None:
+    """What another encoder may need: rates, epochs, temperature, and how classifiers answer."""
+    settings = draw.config.optimizer
+    for name, rate in {"lr": settings.lr, "embedding_lr": settings.embedding_lr}.items():
+        if rate is not None:
+            draw.number(f"optimizer.{name}", rate / 3, rate * 3, log=True)
+    epochs = draw.config.training.epochs
+    draw.choice("training.epochs", [epochs, 2 * epochs])
+    draw.number("loss.temperature", 0.02, 0.2, log=True)
+    draw.number("classifier.lr", 3e-3, 1e-1, log=True)
+    draw.number("classifier.weight", 0.1, 2.0, log=True)
+    draw.number("classifier.text_scale", 0.3, 1.0)
+
+
+_FUNCTIONS: list[Callable[["Draw"], None]] = [
+    *(regularization, optimizer, mining, encoder, unidec, recipe)
+]
 SPACES = {space.__name__: space for space in _FUNCTIONS}

@@ -127,14 +127,14 @@ def unearned_note(weights: Mapping[str, tuple[list[int], list[float]]]) -> str:
 
 
 def worse_note(metrics: BySplit, metric: str) -> str:
-    """Say that the last row of ``metrics`` is below the first in validation; or return ""."""
-    (before, start), *_, (_, end) = metrics.items()
-    was, has_become = (100 * row["validation"][metric] for row in (start, end))
-    if has_become >= was:
+    """Say that the last row of ``metrics`` is below another in validation; or return ""."""
+    *earlier, end = ((100 * row["validation"][metric], name) for name, row in metrics.items())
+    best = max(earlier)
+    if end[0] >= best[0]:
         return ""
     return (
-        f"training made the encoder worse: {metric} of validation was {was:.2f} ({before}) and is "
-        f"{has_become:.2f}; lower optimizer.lr"
+        f"{metric} of validation is {end[0]:.2f}, below the {best[0]:.2f} of {best[1]}: take that, "
+        f"or lower optimizer.lr"
     )
 
 

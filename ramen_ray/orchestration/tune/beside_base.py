@@ -24,6 +24,7 @@ from ramen_ray.orchestration.run.fit import TrainResult, fit_on
 from ramen_ray.orchestration.run.identity import check_meanwhile, identity_of
 from ramen_ray.orchestration.run.inputs import check_config, prepared_data, resolved
 from ramen_ray.orchestration.run.processes import train_in_all_workers
+from ramen_ray.orchestration.run.worker import Metrics
 from ramen_ray.presets import used_sets, with_base
 
 PLAIN = "in_batch"
@@ -40,12 +41,16 @@ class Ladder:
     gains: Mapping[str, Mapping[str, Difference]]
 
     @property
-    def metrics(self) -> dict[str, dict[str, dict[str, float]]]:
-        """Test metrics, by row, split and name."""
-        rows = {name: result.metrics["trained"] for name, result in self.results.items()}
+    def rows(self) -> Metrics:
+        """Metrics by row, from what training started with to the run asked for."""
         last = list(self.results.values())[-1]
-        rows = {last.started_from: last.metrics["untrained"], **rows}
-        return {row: {"test": by_split["test"]} for row, by_split in rows.items()}
+        trained = {name: result.metrics["trained"] for name, result in self.results.items()}
+        return {last.started_from: last.metrics["untrained"], **trained}
+
+    @property
+    def metrics(self) -> Metrics:
+        """The same of the test split alone."""
+        return {row: {"test": by_split["test"]} for row, by_split in self.rows.items()}
 
 
 def fit_beside_base(config: RunConfig) -> Ladder:

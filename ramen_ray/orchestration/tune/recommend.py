@@ -77,7 +77,7 @@ def recommend(settings: RecommendConfig) -> Recommendation:
         RunError: no candidate was validated in time, another process is searching, or the dataset
             has changed meanwhile.
     """
-    first = start_of(settings, settings.encoders[0], settings.dataset)
+    first = start_of(settings, settings.compared[0], settings.dataset)
     whole = Dataset(first.dataset)
     made_from = identity_of(first, whole)
     size = _num_queries(settings, first, whole)
@@ -150,7 +150,7 @@ class Search:
         """Runs that compare, and were finished when the search began, by their settings."""
         runs = [
             config
-            for encoder in self.settings.encoders
+            for encoder in self.settings.compared
             for config in earlier_runs(self.start(encoder), self.dataset)
         ]
         if "earlier" not in self.directory.notes:
@@ -160,7 +160,7 @@ class Search:
 
     def explore(self, run: Run) -> None:
         """Train candidates until the time is over, or nothing near the best is better."""
-        for encoder in self.settings.encoders:
+        for encoder in self.settings.compared:
             self.add(bases(self.start(encoder), encoder))
         self.add_earlier()
         self.train(self.candidates.values(), FIRST_STAGE, run)
@@ -229,7 +229,7 @@ class Search:
             ends_at=time.monotonic() + left,
             on_end=self.note_end,
         )
-        tuned = {"encoder.pretrained"} if len(self.settings.encoders) > 1 else set[str]()
+        tuned = {"encoder.pretrained"} if len(self.settings.compared) > 1 else set[str]()
         failed = train_all(
             configs,
             run,
@@ -254,7 +254,7 @@ class Search:
     @property
     def ladder(self) -> list[str]:
         """What others are compared with: the recipe, without its graph, and in plain batches."""
-        rungs = [f"{self.settings.encoders[0]}-{rung}" for rung in LADDER]
+        rungs = [f"{self.settings.compared[0]}-{rung}" for rung in LADDER]
         return [name for name in rungs if name in self.candidates]
 
     def scores(self, data: Prepared) -> dict[str, Runs]:

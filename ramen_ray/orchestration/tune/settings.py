@@ -22,6 +22,9 @@ FURTHER_SEEDS = 2  # of finalists
 ABLATIONS = "ablations"
 SEARCHES = "recommendations"
 WORKERS = WorkersConfig(cpus_per_worker=1)  # of a search, unless others are set
+MINUTES_FOR_A_LAYER = 60  # of a transformer, whose trainings take minutes
+
+Encoder = Literal["bag", "minilm", "minilm-6"]
 
 
 class SweepConfig(Section):
@@ -68,8 +71,9 @@ class RecommendConfig(Section):
     """The dataset directory; or rdocs, foldoc or debian, which are built in."""
     minutes: PositiveFloat = 10.0
     """Minutes to train candidates; what is found by then counts."""
-    encoders: tuple[Literal["bag", "minilm", "minilm-6"], ...] = ("bag",)
-    """Presets whose encoders are compared."""
+    encoders: tuple[Encoder, ...] | None = None
+    """Presets whose encoders are compared. None takes the bag, in an hour or more also minilm, and
+    on GPUs minilm-6."""
     max_queries: Positive = 20_000
     """Train queries that candidates are trained on. Of more, these are a sample of queries that
     share ads, with their clicks and edges."""
@@ -83,3 +87,12 @@ class RecommendConfig(Section):
     """MLflow experiment."""
     workers: WorkersConfig = WORKERS
     """The workers of a run; as many runs train at once as there is room for."""
+
+    @property
+    def compared(self) -> tuple[Encoder, ...]:
+        """The presets whose encoders are compared."""
+        if self.encoders is not None:
+            return self.encoders
+        if self.workers.use_gpu:
+            return "bag", "minilm-6"
+        return ("bag", "minilm") if self.minutes >= MINUTES_FOR_A_LAYER else ("bag",)

@@ -1,12 +1,19 @@
 """Training with the embeddings of the dataset's tokens gives what training with all would."""
 
+import copy
+import json
+
 import numpy as np
 import pytest
 import torch
+from conftest import SPECIAL_TOKENS
 from short_runs import Run, build_encoder, build_sampler
+from support import MAX_LENGTH, prepare_in_process
 from torch import nn
+from transformers import BertTokenizer
 
 from ramen_ray.data.prepared.folder import Prepared
+from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.metrics.ground_truth import Propensity, evaluate
 from ramen_ray.method.model.dual_encoder import DualEncoder, load_model
 from ramen_ray.method.model.encoder import Encoder
@@ -63,6 +70,33 @@ def test_losses_metrics_and_weights_are_those_of_all_tokens(kind, encoder_path, 
     assert restore_checkpoint(tmp_path, resumed.state) == {"best": 0.25}
     assert resumed.train(2 * STEPS) == cut.train(2 * STEPS) == whole.train(2 * STEPS)
     assert _metrics(resumed.model, data) == _metrics(cut.model, data)
+
+
+def test_an_encoder_of_more_tokens_than_two_bytes_count_trains_alike(
+    prepared, dataset_path, encoder_path, tmp_path
+):
+    narrow = build_encoder("transformer", encoder_path)
+    num_added = 1 << 16
+    words = json.loads((encoder_path / "tokenizer.json").read_text())["model"]["vocab"]
+    in_order = [*SPECIAL_TOKENS, *map(str, range(num_added))]
+    in_order += [word for word in words if word not in SPECIAL_TOKENS]
+    tokenizer = BertTokenizer(vocab={word: number for number, word in enumerate(in_order)})
+    backbone = copy.deepcopy(narrow.backbone)
+    rows = narrow.token_embeddings.detach()
+    special, others = rows.split([len(SPECIAL_TOKENS), len(rows) - len(SPECIAL_TOKENS)])
+    spread = torch.cat([special, torch.zeros(num_added, rows.shape[1]), others])
+    backbone.resize_token_embeddings(len(spread), mean_resizing=False)
+    backbone.get_input_embeddings().weight = nn.Parameter(spread)
+    backbone.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+
+    wide = prepare_in_process(
+        Dataset(dataset_path), tmp_path / "prepared", str(tmp_path), MAX_LENGTH, True
+    )
+    assert wide.ads.token_ids.max() >= num_added
+    losses = _begin(prepared, narrow, is_cut=True).train(STEPS)
+    found = _begin(wide, build_encoder("transformer", tmp_path), is_cut=True).train(STEPS)
+    np.testing.assert_allclose(found, losses, rtol=1e-5)
 
 
 def test_a_token_that_was_cut_out_has_no_embedding():

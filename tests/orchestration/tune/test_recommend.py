@@ -108,8 +108,11 @@ def test_candidates_are_the_bases_that_were_the_best_somewhere():
 
 
 def test_candidates_are_bases_and_then_what_is_near_the_best(tmp_path):
-    search = _search(tmp_path, encoders=("bag", "minilm"))
-    for encoder in search.settings.encoders:
+    assert _search(tmp_path / "minutes").settings.compared == ("bag",)
+    gpus = _search(tmp_path / "gpus", workers={"use_gpu": True})
+    assert gpus.settings.compared == ("bag", "minilm-6")
+    search = _search(tmp_path, minutes=60)
+    for encoder in search.settings.compared:
         search.add(module.bases(search.start(encoder), encoder))
     assert len(search.candidates) == 2 * len(BASES) * 2
     assert not search.candidates["bag-depsl"].regularization.lambda_z
