@@ -121,6 +121,7 @@ class Following:
         self.figures.serve(after.described())
         logger.info("serving: %s in place of %s", str(after), before.uri)
         del before
+        gc.unfreeze()  # the first retriever was frozen with all that there was at the start
         gc.collect()  # what is held in circles
 
     def _load(self, uri: str) -> Served:

@@ -1,15 +1,18 @@
 """A retriever over HTTP: the same answers as in a process, and one sentence about bad requests."""
 
+import gc
 import json
 import os
 import re
 import socket
 import sys
 import threading
+import weakref
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -107,7 +110,9 @@ def test_no_client_is_sent_to_another_address(client):
     assert too_large.json().keys() == {"error"}
 
 
-def test_an_alias_is_followed_while_clients_ask(store, dataset_path, done, caplog, tmp_path):
+def test_an_alias_is_followed_while_clients_ask(
+    store, dataset_path, done, caplog, tmp_path, monkeypatch
+):
     name = "models:/followed@champion"
     expected = {}
     registry = Registry(store.uri)
@@ -116,7 +121,16 @@ def test_an_alias_is_followed_while_clients_ask(store, dataset_path, done, caplo
         uri = f"models:/followed/{version}"
         expected[uri] = registry.load(uri).answer(["robin nest"], 3).to_pylist()
     assert expected["models:/followed/1"] != expected["models:/followed/2"]
+    loaded = []
+
+    def load(*given: object) -> object:
+        retriever = Registry.load(*given)
+        loaded.append(weakref.ref(retriever))
+        return retriever
+
+    monkeypatch.setattr(registry, "load", partial(load, registry))
     app = app_of(registry, name, ServerSettings(follow_s=0.05))
+    gc.freeze()  # as the job does, so that what stays is not looked through again
     ended = threading.Event()
     body = {"inputs": ["robin nest"], "params": {"top_k": 3}}
 
@@ -141,6 +155,7 @@ def test_an_alias_is_followed_while_clients_ask(store, dataset_path, done, caplo
             for version in "212":
                 store.client.set_registered_model_alias("followed", "champion", version)
                 wait_until(lambda v=version: is_served(v), f"version {version} is not served")
+            wait_until(lambda: loaded[0]() is None, "the first version stays in memory")
         finally:
             ended.set()
         counts = sum(clients, Counter())
