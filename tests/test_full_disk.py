@@ -5,7 +5,6 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
-import faiss
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -26,20 +25,12 @@ def _fill_a_database(file: Path) -> None:
         store.execute("insert into rows values (?)", ("x" * 100_000,))
 
 
-def _write_index(file: Path) -> None:
-    index = faiss.IndexFlatIP(64)
-    index.add(MUCH)
-    faiss.write_index(index, str(file))
-
-
 WRITERS: dict[str, Callable[[Path], object]] = {
-    "python": lambda file: file.write_text("x" * 1_000_000),
     "numpy": lambda file: np.save(file.open("wb"), MUCH),
     "mapped": lambda file: map_new_array(file, np.float32, MUCH.shape),
     "pyarrow": lambda file: pq.write_table(pa.table({"x": MUCH.ravel()}), file),
     "torch": lambda file: torch.save(torch.from_numpy(MUCH), file),
     "safetensors": lambda file: save_file({"x": torch.from_numpy(MUCH)}, file),
-    "faiss": _write_index,
     "sqlite": _fill_a_database,
 }
 

@@ -58,7 +58,3 @@ def test_what_cannot_be_asked_is_one_clear_line(
     given = [word.format(output=store.output) for word in words]
     assert message in refused(ask, "robin", *given)
     assert [path.name for path in tmp_path.iterdir()] == ["outputs"]
-
-
-def test_a_question_needs_a_query(refused):
-    assert refused(ask) == 'error: give a query, such as "red shoes"'

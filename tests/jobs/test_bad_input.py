@@ -27,10 +27,8 @@ def _pipe(_: Path) -> str:
 
 CONFIGS: dict[str, tuple[str | bytes | Callable[[Path], object], str]] = {
     "without end": (DEEP, "/c: .*JSON.*recursion"),
-    "bytes": (b"\xff\xfe\0", "/c: .*JSON"),
     "a list": ("[1]", "/c: "),
     "no such key": ('{"optimizer": {"lrr": 1}}', "optimizer.lrr"),
-    "no number": ('{"training": {"epochs": "many"}}', "training.epochs"),
     "a number as a text": ('{"training": {"epochs": "3"}}', "training.epochs"),
     "a bad name": ('{"name": ".."}', "/c: .*name: '..' is not a valid name"),
     "a pipe": (_pipe, "training.epochs"),
@@ -55,7 +53,6 @@ SETTINGS: dict[str, tuple[Any, Arguments, str]] = {
     "endless seed": (train, ["tiny", "--seed", "9" * 5000], "seed: Exceeds the limit"),
     "output in a bucket": (train, ["tiny", "--output", "s3://bucket"], "must be a folder"),
     "output with a quoted letter": (train, ["tiny", "--output", "a%41b"], "takes % in it for"),
-    "output with a query": (train, ["tiny", "--output", "a?b"], r"takes \? in it for"),
     "clicks in a device": (
         ingest,
         ["tables", "--clicks", "/dev/null", "--output", "out"],
@@ -96,7 +93,6 @@ BERT, OWN = '{"model_type": "bert"}', json.dumps({"model_type": "own", "auto_map
 OWN_TOKENIZER = json.dumps({"auto_map": RUNS_CODE, "tokenizer_class": "T"})
 ENCODERS: dict[str, tuple[dict[str, str], str]] = {
     "without end": ({"config.json": DEEP}, "cannot load an encoder"),
-    "a list": ({"config.json": "[]"}, "cannot load an encoder"),
     "no padding": ({"config.json": '{"model_type": "roberta", "pad_token_id": null}'}, "encoder'"),
     "its own code": ({"config.json": OWN}, "cannot load an encoder"),
     "modules without end": ({"config.json": BERT, "modules.json": DEEP}, "modules.json is no JSON"),
@@ -111,7 +107,7 @@ ENCODERS: dict[str, tuple[dict[str, str], str]] = {
 }
 
 
-NAMES = ["package:os.path/x", "package:..x/x", "package:a.b.c/x", "x\0y"]
+NAMES = ["package:os.path/x", "package:..x/x", "x\0y"]
 
 
 @pytest.mark.parametrize("case", [*ENCODERS, *NAMES])

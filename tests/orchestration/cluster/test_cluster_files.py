@@ -38,12 +38,6 @@ def test_cluster_yaml_fits_the_schema_that_ray_ships():
     assert worker["node_config"]["InstanceMarketOptions"]["MarketType"] == "spot"
 
 
-def test_every_node_shares_the_output_folder():
-    config = yaml.safe_load(CLUSTER.read_text())
-    assert any("/shared" in command for command in config["initialization_commands"])
-    assert "--volume=/shared:/shared" in config["docker"]["run_options"]
-
-
 @pytest.mark.parametrize(
     ("name", "key"),
     [("kubernetes.yaml", "rayClusterSpec"), ("kubernetes_serve.yaml", "rayClusterConfig")],

@@ -1,12 +1,11 @@
 """Functions that run as tasks: their results, errors and deaths, and how Ray's are told."""
 
+import multiprocessing
 import os
 import signal
 from functools import partial
 
-import numpy as np
 import pytest
-import ray
 from ray.exceptions import (
     LocalRayletDiedError,
     NodeDiedError,
@@ -14,7 +13,7 @@ from ray.exceptions import (
     OwnerDiedError,
 )
 
-from ramen_ray.orchestration.cluster.joining import ClusterError, quiet_ray_data
+from ramen_ray.orchestration.cluster.joining import ClusterError
 from ramen_ray.orchestration.cluster.resources import (
     MAX_ATTEMPTS,
     in_tasks,
@@ -27,19 +26,18 @@ def test_results_come_in_the_order_of_the_tasks(cluster):
     assert in_tasks([partial(pow, 2, n) for n in range(12)]) == [2**n for n in range(12)]
 
 
-def test_work_that_ends_its_process_is_given_up(cluster, tmp_path):
-    def deadly(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        with limited_attempts(tmp_path / "attempts", "clicks.csv"):
-            with (tmp_path / "begun").open("a") as file:
-                file.write("x")
+def test_work_that_ends_its_process_is_given_up(tmp_path):
+    def deadly() -> None:
+        with limited_attempts(tmp_path, "clicks.csv"):
             os.kill(os.getpid(), signal.SIGKILL)
-        return batch
 
-    quiet_ray_data()
-    rows = ray.data.range(1).map_batches(deadly)
-    with pytest.raises(ClusterError, match=r"clicks\.csv: 4 processes have died"), user_errors():
-        rows.materialize()
-    assert (tmp_path / "begun").read_text() == "x" * MAX_ATTEMPTS
+    for _ in range(MAX_ATTEMPTS):
+        process = multiprocessing.get_context("fork").Process(target=deadly)
+        process.start()
+        process.join()
+        assert process.exitcode == -signal.SIGKILL
+    with pytest.raises(ClusterError, match=r"clicks\.csv: 4 processes have died"):
+        deadly()
 
 
 def test_work_that_ends_or_fails_leaves_no_mark(tmp_path):

@@ -68,7 +68,7 @@ def test_the_output_of_a_saved_configuration_is_where_its_run_is_now(config, dat
     assert run_config_of(["--config", str(copied)]) == config
 
 
-@pytest.mark.parametrize("content", ["", "{", "[1]"])
+@pytest.mark.parametrize("content", ["{", "[1]"])
 def test_a_run_with_damaged_notes_is_refused_with_what_to_do(content, config, dataset):
     with _opened(config, dataset) as first:
         first.note(mlflow_run_id="abc")
@@ -84,7 +84,6 @@ CHANGED = {
     "encoder": r"encoder \('\w+' there, '\w+' now\)",
     "ramen_ray": r"ramen_ray \('0\.1\.0, source \w+' there, '0\.2\.0, source \w+' now\)",
     "source": r"ramen_ray \('0\.1\.0, source \w+' there, '0\.1\.0, source \w+' now\)",
-    "torch": r"torch \('[\d.]+' there, '9\.9\.9' now\)",
     "transformers": r"transformers \('[\d.]+' there, '9\.9\.9' now\)",
 }
 

@@ -41,14 +41,6 @@ def test_a_log_gets_lines_with_the_time_left(tmp_path, log):
     assert all(" left  epoch" in line for line in log() if not line.startswith("step 10"))
 
 
-def test_a_log_of_a_long_run_is_short_and_shows_the_last_message(tmp_path, log, monkeypatch):
-    monkeypatch.setattr(long_work, "FIRST_LINE_S", 3600)
-    with shown_progress(tmp_path):
-        for epoch in (1, 2, 4):
-            LiveProgress(10 * epoch, 40, f"epoch {epoch}").write(tmp_path)
-    assert log() == ["step 40/40  epoch 4"]
-
-
 def test_a_terminal_has_one_line_that_changes(tmp_path, monkeypatch):
     ours, theirs = pty.openpty()
     monkeypatch.setenv("TERM", "xterm")
