@@ -1,5 +1,6 @@
 """A user's own edges, in every format; all errors in them are reported at once."""
 
+import re
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support import errors_in, query_table, text_table, write_frame
+from support import errors_in, query_table, text_table, write_frame, write_rows
 
 from ramen_ray.data.engine import engine, stream
 from ramen_ray.data.store import parquet_files
@@ -33,20 +34,6 @@ from ramen_ray.data.tables.graphs.edges import (
 )
 
 TRAIN, ADS = ["red shoes", "blue hat", "red shoes", "7"], ["shoe shop", "hat shop", "0"]
-LINKS = pd.DataFrame(
-    {
-        "query": ["red shoes", "3", " blue hat ", "blue hat", "7", "blue hat"],
-        "anchor": ["footwear", "numbers", "headwear", "felt, wool", "numbers", " headwear"],
-        "weight": [1.0, 0.5, 2.0, 1.5, 0.25, 1.0],
-    }
-)
-QUERY_EDGES = {  # "7" is query 3's text, and "3" its number; the repeated edges are added up
-    (0, "footwear"): 1.0,
-    (2, "footwear"): 1.0,
-    (3, "numbers"): 0.75,
-    (1, "headwear"): 3.0,
-    (1, "felt, wool"): 1.5,
-}
 
 
 @pytest.fixture
@@ -71,20 +58,6 @@ def _add(path: Path, **given: Any) -> dict[str, int]:
     columns = EdgeColumns(**{name: given.pop(name) for name in names if name in given})
     replace = given.pop("replace", False)
     return add_edge_list(path, "mine", EdgeList(**given, columns=columns), replace)
-
-
-@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
-def test_every_format_gives_the_edges(suffix, path, tmp_path):
-    source = write_frame(LINKS, tmp_path / f"links{suffix}")
-    links = {"ad_id": [1, 0, 1], "anchor": ["wool", "wool", "footwear"], "weight": 2}
-    ad_edges = write_frame(pd.DataFrame(links), tmp_path / f"ad_links{suffix}")
-    counts = _add(path, query_edges=source, ad_edges=ad_edges, edges_weight="weight")
-    assert _edges(path, "query") == QUERY_EDGES
-    # "0" is the text of ad 2
-    assert _edges(path, "ad") == {(1, "wool"): 2.0, (2, "wool"): 2.0, (1, "footwear"): 2.0}
-    assert counts["repeated query edges merged"] == 2
-    assert counts["anchors/mine"] == 5
-    assert Dataset(path).metadata["anchor_sets"]["mine"]["made_by"] == "edges"
 
 
 EDGE_ROWS = st.lists(
@@ -148,18 +121,6 @@ def test_a_long_table_of_edges_needs_little_memory(path, tmp_path):
     assert weights.to_pylist() == [400_000.0] * 3
 
 
-def test_anchors_may_be_listed_by_their_texts(path, tmp_path):
-    anchors, links = tmp_path / "anchors.csv", tmp_path / "links.csv"
-    links.write_text("query,anchor\nblue hat,wool\nblue hat,felt\n")
-    found = {"query_edges": str(links), "anchors": str(anchors), "anchor_id": "text"}
-    anchors.write_text("text\nfelt\nwool\nfelt\n")
-    with pytest.raises(DatasetError, match="row 4, column 'text': 1 rows repeat the anchor"):
-        _add(path, **found)
-    anchors.write_text("text\nfelt\nwool\n")
-    _add(path, **found)
-    assert _edges(path, "query") == {(1, "felt"): 1.0, (1, "wool"): 1.0}
-
-
 def test_all_errors_are_reported_together_or_their_rows_left_out(path, tmp_path):
     query_edges, ad_edges = tmp_path / "queries.csv", tmp_path / "ads.csv"
     query_edges.write_text(
@@ -180,59 +141,32 @@ def test_all_errors_are_reported_together_or_their_rows_left_out(path, tmp_path)
     given["anchors"] = str(anchors)
     with pytest.raises(DatasetError) as raised:
         _add(path, **given)
-    assert str(raised.value).splitlines()[1:] == [
-        f"  - {anchors}, row 4, column 'text': 1 cells are empty: ''; {CORRECT}",
-        f"  - {anchors}, row 3, column 'anchor_id': "
-        f"1 rows repeat the anchor of an earlier row: 'felt'; {CORRECT}",
-        f"  - {query_edges}, row 8: 1 lines have 4 cells instead of 3: 'blue hat,felt,1,2'; "
-        "quote cells that hold the delimiter",
-        f"  - {query_edges}, row 4, column 'query': 1 cells are empty: ''; {CORRECT}",
-        f"  - {query_edges}, row 5, column 'anchor': 1 cells are empty: ''; {CORRECT}",
-        f"  - {query_edges}, row 6, column 'w': "
-        f"2 cells are not positive numbers up to 1e+30: 'none', '-1'; {CORRECT}",
-        f"  - {query_edges}, row 3, column 'query': "
-        f"1 rows name queries that the dataset does not have: 'silk ties'; {CORRECT}",
-        f"  - {ad_edges}, row 2, column 'w': "
-        f"1 cells are not positive numbers up to 1e+30: 'inf'; {CORRECT}",
-        f"  - {ad_edges}, row 4, column 'ad_id': "
-        f"1 rows name ads that the dataset does not have: '99'; {CORRECT}",
-        f"  - {ad_edges}, row 3, column 'anchor': "
-        f"1 rows name anchors that the table of anchors does not have: 'wool'; {CORRECT}",
+    assert re.findall(r"\w+\.csv, row \d(?:, column '\w+')?: \d", str(raised.value)) == [
+        "anchors.csv, row 4, column 'text': 1",
+        "anchors.csv, row 3, column 'anchor_id': 1",
+        "queries.csv, row 8: 1",
+        "queries.csv, row 4, column 'query': 1",
+        "queries.csv, row 5, column 'anchor': 1",
+        "queries.csv, row 6, column 'w': 2",
+        "queries.csv, row 3, column 'query': 1",
+        "ads.csv, row 2, column 'w': 1",
+        "ads.csv, row 4, column 'ad_id': 1",
+        "ads.csv, row 3, column 'anchor': 1",
     ]
     assert Dataset(path).anchor_sets == []
     counts = _add(path, **given, skip_bad_rows=True)
     assert _edges(path, "query") == {(0, "Felt"): 1.0, (2, "Felt"): 1.0, (1, "Felt"): 3.0}
     assert _edges(path, "ad") == {(1, "Felt"): 1.0}
-    assert {
-        what: n for what, n in counts.items() if what.startswith(("cells", "rows", "unre"))
-    } == {
-        "cells are empty": 3,
-        "rows repeat the anchor of an earlier row": 1,
-        "unreadable lines": 1,
-        "rows name queries that the dataset does not have": 1,
-        "rows name ads that the dataset does not have": 1,
-        "rows name anchors that the table of anchors does not have": 1,
-        "cells are not positive numbers up to 1e+30": 3,
-    }
-
-
-CORRECT = "correct them, or leave these rows out with --skip-bad-rows"
+    assert sum(n for what, n in counts.items() if what.startswith(("cells", "rows", "unre"))) == 11
 
 
 def test_no_edges_are_an_error(path, tmp_path):
     with pytest.raises(DatasetError, match="give query_edges"):
         _add(path)
-    for name, links, message in (
-        ("none.csv", LINKS.assign(query="none"), "none.csv has no rows that can be used"),
-        ("silk.csv", LINKS.assign(query="silk"), "no edges: 6 query edges of validation and test"),
-        ("empty.csv", LINKS[:0], "empty.csv has no rows that can be used"),
-    ):
-        source = write_frame(links, tmp_path / name)
+    for query, message in (("none", "none.csv has no rows"), ("silk", "no edges: 1 query edges")):
+        source = write_rows(tmp_path / f"{query}.csv", "query anchor", [(query, "felt")])
         with pytest.raises(DatasetError, match=message):
             _add(path, query_edges=source, skip_bad_rows=True)
-    (tmp_path / "broken.csv").write_text("query,anchor\nred shoes\n")
-    with pytest.raises(DatasetError, match="row 2: 1 lines have 1 cells instead of 2"):
-        _add(path, query_edges=str(tmp_path / "broken.csv"))
 
 
 def test_ids_precede_texts_also_those_that_the_import_merged_or_left_out(path, tmp_path):
@@ -249,12 +183,12 @@ def test_ids_precede_texts_also_those_that_the_import_merged_or_left_out(path, t
         tables[f"aliases/{side}"] = pa.table([[*of], [*of.values()]], schema)
     shop = write_dataset(tmp_path / "shop_with_ids", tables, name="shop").path
     queries = ["7", "red shoes", "blue hat", "8", "m7", "m of test", "gone", "gone"]
-    links = pd.DataFrame({"q": queries, "to": [*"abcdefgh"]})
-    ad_links = pd.DataFrame({"ad_id": ["mx", "gone", "y", "hat shop"], "to": [*"abcd"]})
+    links = zip(queries, "abcdefgh", strict=True)
+    ad_links = zip(["mx", "gone", "y", "hat shop"], "abcd", strict=True)
     counts = _add(
         shop,
-        query_edges=write_frame(links, tmp_path / "links.csv"),
-        ad_edges=write_frame(ad_links, tmp_path / "ad_links.csv"),
+        query_edges=write_rows(tmp_path / "links.csv", "q to", links),
+        ad_edges=write_rows(tmp_path / "ad_links.csv", "ad_id to", ad_links),
         edges_query="q",
         edges_anchor="to",
     )
@@ -275,8 +209,8 @@ def test_anchors_that_are_ids_are_said_with_the_flag_for_their_texts(table, path
     tables[table] = tables[table].append_column("source_id", [ids])
     shop = write_dataset(tmp_path / "shop_with_ids", tables, name="shop").path
     for anchors, number in (([*ids, "felt"], len(ids)), ([ids[0], "felt"], 0), (ADS, 0)):
-        links = pd.DataFrame({"query": [TRAIN[1]] * len(anchors), "anchor": anchors})
-        source = write_frame(links, tmp_path / "links.csv")
+        links = [(TRAIN[1], anchor) for anchor in anchors]
+        source = write_rows(tmp_path / "links.csv", "query anchor", links)
         caplog.clear()
         _add(shop, query_edges=source, replace=True)
         what = table.partition("/")[0]
@@ -288,11 +222,11 @@ def test_anchors_that_are_ids_are_said_with_the_flag_for_their_texts(table, path
 def test_texts_are_normalized_if_those_of_the_dataset_were(by_text, path, tmp_path):
     imported = {"normalize_texts": True, "queries": None if by_text else "queries.csv"}
     write_metadata(path, {**Dataset(path).metadata, "imported": imported})
-    links = pd.DataFrame({"query": ["blue \u00a0 hat", "ｂlue hat"], "anchor": ["felt", "felt"]})
-    source = write_frame(links, tmp_path / "links.csv")
+    links = [("blue \u00a0 hat", "felt"), ("ｂlue hat", "felt")]
+    source = write_rows(tmp_path / "links.csv", "query anchor", links)
     if by_text:
         _add(path, query_edges=source)
         assert _edges(path, "query") == {(1, "felt"): 2.0}
     else:
-        with pytest.raises(DatasetError, match="2 rows name queries that the dataset does not"):
+        with pytest.raises(DatasetError, match="column 'query': 2 rows"):
             _add(path, query_edges=source)

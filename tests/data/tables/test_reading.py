@@ -145,81 +145,54 @@ def test_bytes_are_read_and_lines_counted_as_editors_do(case, block_size, tmp_pa
     assert not findings
 
 
-ENCODED = [
-    ("windows-1252", "a.csv", "café “noir” – 5 €"),
-    ("shift_jis", "a.csv.gz", "ノートパソコン"),
-    ("gbk", "a.tsv", "红色的鞋子"),
-    ("utf-16", "a.csv", "größe"),
-    ("cp1251", "a.jsonl", "туфли"),
-]
-
-
-@pytest.mark.parametrize(("encoding", "name", "text"), ENCODED)
+@pytest.mark.parametrize(
+    ("encoding", "name"), [("windows-1252", "a.csv"), ("utf-16", "a.csv.gz"), ("gbk", "a.jsonl")]
+)
 def test_other_encodings_are_refused_with_the_line_unless_they_are_named(
-    encoding, name, text, tmp_path, monkeypatch
+    encoding, name, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(lines, "BYTES_PER_BLOCK", 10)
-    rows = ["a", *[text] * 9]
+    rows = ["a", *["pér £"] * 9] if encoding != "gbk" else ["a", *["红色的鞋子"] * 9]
     written = [json.dumps({"query": row}, ensure_ascii=False) for row in rows]
-    start = [] if name.endswith("jsonl") else ["query"]
-    content = "".join(f"{line}\r\n" for line in (written if not start else start + rows))
-    content = content.encode(encoding)
+    content = "\r\n".join(written if encoding == "gbk" else ["query", *rows]).encode(encoding)
     (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith("gz") else content)
     columns = {"query": Column("query")}
     table = UserTable(str(tmp_path / name), columns, encoding=encoding)
     assert table.read()["query"].to_pylist() == rows
-    place = ": its first line" if encoding == "utf-16" else f", row {2 + len(start)}: "
-    with pytest.raises(DatasetError, match=rf"{name}{place}.* not UTF-8.*--encoding"):
+    place = {"windows-1252": ", row 3", "utf-16": ": its first line", "gbk": ", row 2"}[encoding]
+    with pytest.raises(DatasetError, match=rf"{name}{place}.*--encoding"):
         UserTable(str(tmp_path / name), columns).read()
-    with pytest.raises(DatasetError, match="encoding 'klingon' is not known"):
+    with pytest.raises(DatasetError, match="klingon"):
         UserTable(str(tmp_path / name), columns, encoding="klingon")
 
 
 GOOD = b'{"query": "a"}\n' * 40
 UNREADABLE: dict[str, tuple[str, bytes, str]] = {
-    "no such column": ("a.csv", b"q,ad\n1,2\n", "has no column 'query'; it has q, ad"),
-    "empty file": ("a.csv", b"", "a.csv: is empty"),
-    "unknown suffix": ("a.xlsx", b"PK", "unknown suffix; known are .csv, .tsv"),
-    "not parquet": ("a.parquet", b"query\n1\n", "a.parquet: not a readable parquet file"),
-    "not JSON": ("a.jsonl", b"query\n1\n", "a.jsonl, row 1: is not a JSON object"),
-    "null": ("a.jsonl", b'{"query": 1}\n\n null\n', "a.jsonl, row 3: is not a JSON object"),
-    "two objects": ("a.jsonl", b'{"query": 1}{"query": 2}\n', r"row 1: is not .* \(Extra data"),
-    "JSON of mixed types": (
-        "a.jsonl",
-        b'{"query": 1}\n\n{"query": "a"}\n',
-        "row 3, column 'query': 'a' is text; above it is a number",
-    ),
-    "JSON object as a cell": (
-        "a.jsonl",
-        b'{"query": {"a": 1}}\n',
-        "row 1, column 'query': {'a': 1} is neither text nor a number",
-    ),
-    "semicolons": ("a.csv", b"query;ad\n1;2\n", "has query;ad; separate the cells of .csv by comm"),
-    "a column twice": ("a.csv", b"query,query\n1,2\n", "has several columns 'query'; rename"),
-    "JSON without the field": ("a.jsonl", b'{"q": 1}\n', "the lines have no 'query'; they have q"),
-    "half a gzip": (
-        "a.csv.gz",
-        gzip.compress(b"query\n" + bytes(range(48, 90)) * 900)[:80],
-        "cannot be read",
-    ),
-    "gzip": ("a.csv", gzip.compress(b"query,ad\n"), "is compressed by gzip; add .gz to its name"),
-    "Excel": ("a.csv", b"PK\x03\x04rest", "is a zip archive or an Excel workbook"),
-    "parquet": ("a.csv", b"PAR1rest", "is parquet; name it .parquet"),
-    "old Mac": ("a.csv", b"query,ad\ra,b\rc,d\r", "its lines end with carriage returns alone"),
-    "open header": ("a.csv", b'"query,ad\na,b\n', "has an open quote"),
-    "header in two lines": (
-        "a.csv",
-        b'"my\nquery",ad\na,b\n',
-        r"has no column 'query'; it has 'my\\nquery'",
-    ),
+    "no such column": ("a.csv", b"q,ad\n1,2\n", "'query'.* q, ad"),
+    "empty file": ("a.csv", b"", ""),
+    "unknown suffix": ("a.xlsx", b"PK", ".csv, .tsv"),
+    "not parquet": ("a.parquet", b"query\n1\n", ""),
+    "no object": ("a.jsonl", b'{"query": 1}\n\n null\n', ", row 3: "),
+    "mixed types": ("a.jsonl", b'{"query": 1}\n\n{"query": "a"}\n', "row 3, column 'query'"),
+    "an object as a cell": ("a.jsonl", b'{"query": {"a": 1}}\n', "row 1, column 'query'"),
+    "semicolons": ("a.csv", b"query;ad\n1;2\n", "by commas"),
+    "a column twice": ("a.csv", b"query,query\n1,2\n", "several columns 'query'"),
+    "JSON without the field": ("a.jsonl", b'{"q": 1}\n', "'query'"),
+    "half a gzip": ("a.csv.gz", gzip.compress(bytes(range(48, 90)) * 900)[:80], ""),
+    "gzip": ("a.csv", gzip.compress(b"query,ad\n"), "add .gz"),
+    "Excel": ("a.csv", b"PK\x03\x04rest", "Excel"),
+    "a pointer of Git LFS": ("a.csv", b"version https://git-lfs.github.com/spec/v1\n", "LFS"),
+    "a web page": ("a.csv", b"<!DOCTYPE html>\n<html>404</html>\n", "web page"),
+    "old Mac": ("a.csv", b"query,ad\ra,b\rc,d\r", "carriage returns"),
+    "open header": ("a.csv", b'"query,ad\na,b\n', "open quote"),
     # what would kill a reader
     "nested": ("a.jsonl", GOOD + b'{"query":' + b"[" * 50_000, "row 41: .*nested too deep"),
     "a bomb": (
         "a.csv.gz",
         gzip.compress(b"query\na\n" + b"x" * (MAX_LINE_BYTES + (32 << 20)), 1),
-        "a.csv.gz, row 3: has more than 64 MiB without a line break",
+        "row 3: .*64 MiB",
     ),
-    "wide": ("a.csv", b"query" + b",x" * (1 << 20) + b"\n", "an open quote, or over 1048576 bytes"),
+    "wide": ("a.csv", b"query" + b",x" * (1 << 20) + b"\n", "over 1048576 bytes"),
     "half a character": ("a.jsonl", GOOD + b'{"query": "\\ud800"}\n', "row 41, .*surrogate"),
     "pretty": ("a.json", json.dumps([{"query": "a"}], indent=1).encode(), "row 1: .*per line"),
 }
@@ -227,11 +200,10 @@ UNREADABLE: dict[str, tuple[str, bytes, str]] = {
 
 @pytest.mark.parametrize("case", UNREADABLE)
 def test_what_cannot_be_read_is_an_error_with_file_and_row(case, tmp_path):
-    name, content, message = UNREADABLE[case]
+    name, content, said = UNREADABLE[case]
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(DatasetError, match=message) as error:
+    with pytest.raises(DatasetError, match=f"{tmp_path}/{name}.*{said}") as error:
         _read(tmp_path / name, "query")
-    assert str(tmp_path / name) in str(error.value)
     assert len(str(error.value)) < 1000
 
 
@@ -245,63 +217,25 @@ def _partition(folder: Path) -> None:
 
 
 NO_FILES: dict[str, tuple[Callable[[Path], Any], str, str]] = {
-    "no name": (Path.exists, " ", "the name of a table is empty"),
-    "no file": (Path.exists, "{}/none.csv", "there is no file or folder"),
-    "an empty folder": (Path.exists, "{}/.", "holds no files"),
-    "a glob of any depth": (
-        lambda folder: (folder / "a.csv").write_text("query\na\n"),
-        "{}/**/*.csv",
-        "for files at any depth, give the folder above them",
-    ),
-    "an unknown store": (Path.exists, "gopher://host/a.csv", "cannot open gopher"),
-    "a pipe": (lambda folder: os.mkfifo(folder / "a.csv"), "{}/a.csv", "is a pipe or a device"),
+    "no name": (Path.exists, " ", "name of a table is empty"),
+    "no file": (Path.exists, "{}/none.csv", "none.csv"),
+    "an empty folder": (Path.exists, "{}/.", "no files"),
+    "a glob of any depth": (Path.exists, "{}/**/*.csv", "give the folder"),
+    "an unknown store": (Path.exists, "gopher://host/a.csv", "gopher"),
+    "a pipe": (lambda folder: os.mkfifo(folder / "a.csv"), "{}/a.csv", "a pipe"),
+    "a pipe in a folder": (lambda folder: os.mkfifo(folder / "a.csv"), "{}", "a.csv is .*a pipe"),
+    "a broken link": (lambda folder: (folder / "a.csv").symlink_to("/no"), "{}/*.csv", "a broken"),
     "a file whose name is not UTF-8": (_undecodable, "{}", "name is not UTF-8"),
-    "a partition whose name is not UTF-8": (
-        _partition,
-        "{}",
-        r"market=%E9/a\.csv.*its folder's name is not UTF-8",
-    ),
+    "a partition whose name is not UTF-8": (_partition, "{}", r"market=%E9/a\.csv.*not UTF-8"),
 }
 
 
 @pytest.mark.parametrize("case", NO_FILES)
 def test_what_is_not_a_plain_file_is_refused(case, tmp_path):
-    make, source, message = NO_FILES[case]
+    make, source, said = NO_FILES[case]
     make(tmp_path)
-    with pytest.raises(DatasetError, match=message):
-        find_files(source.format(tmp_path), ["query", *(["market"] if "market" in message else [])])
-
-
-NO_PARTS: dict[str, tuple[Callable[[Path], Any], str]] = {
-    "a broken link": (
-        lambda folder: (folder / "b.csv").symlink_to("/nowhere/b.csv"),
-        "b.csv is a broken link, a pipe or a device",
-    ),
-    "a pipe": (
-        lambda folder: os.mkfifo(folder / "b.csv"),
-        "b.csv is a broken link, a pipe or a device",
-    ),
-    "a pointer of Git LFS": (
-        lambda folder: (folder / "b.csv").write_text(
-            "version https://git-lfs.github.com/spec/v1\noid sha256:0\n"
-        ),
-        "b.csv: only points to a file that Git LFS keeps",
-    ),
-    "a web page": (
-        lambda folder: (folder / "b.csv").write_text("<!DOCTYPE html>\n<html>404</html>\n"),
-        "b.csv: is a web page",
-    ),
-}
-
-
-@pytest.mark.parametrize("case", NO_PARTS)
-@pytest.mark.parametrize("source", ["", "*.csv*"])
-def test_files_that_are_no_part_of_a_table_are_refused(case, source, tmp_path):
-    make, message = NO_PARTS[case]
-    (tmp_path / "a.csv").write_text("query\na\n")
-    make(tmp_path)
-    with pytest.raises(DatasetError, match=message):
-        _rows(tmp_path / source, "query")
+    with pytest.raises(DatasetError, match=said):
+        find_files(source.format(tmp_path), ["query"])
 
 
 ODD_COLUMNS: dict[str, tuple[pa.Array, str]] = {

@@ -92,15 +92,6 @@ def in_our_time(seconds: Float64s) -> Booleans:
     return (seconds >= EARLIEST) & (seconds < LATEST)
 
 
-def are_hours(seconds: Float64s) -> Booleans:
-    """Flag times (n,) whose digits are hours as yyyymmddhh, such as 2026100113, if most are."""
-    days, hours = np.divmod(seconds, 100)
-    months, day = np.divmod(days, 100)
-    years, month = np.divmod(months, 100)
-    good = (hours < 24) & (day >= 1) & (day <= 31) & (month >= 1) & (month <= 12)
-    flags = good & (years >= 1990) & (years < 2100) & (seconds == np.floor(seconds))
-    return flags & (2 * flags.sum() > len(flags))
-
 
 def is_scientific(cells: pa.Array) -> Booleans:
     """Flag the strings (n,) that are whole numbers in scientific notation, such as 1.34E+18."""

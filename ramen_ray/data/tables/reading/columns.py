@@ -15,7 +15,6 @@ from ramen_ray.data.tables.reading.cells import (
     TIME_UNITS,
     UNITS_PER_SECOND,
     TimeUnit,
-    are_hours,
     as_numbers,
     as_seconds,
     as_strings,
@@ -58,12 +57,6 @@ ODD_SPELLINGS = FaultKind(
     "write each name in one way: trimmed, and in Unicode's form NFC",
     severity="warning",
     flags=is_oddly_spelt,
-)
-HOURS = FaultKind(
-    "cells look like hours as yyyymmddhh, and as seconds are in 2033 or later",
-    "write them as ISO 8601, such as 2026-10-01 13:00",
-    always=True,
-    flags=are_hours,
 )
 
 Convert = Callable[[pa.ChunkedArray], tuple[Any, Booleans]]
@@ -206,14 +199,13 @@ def time_column(name: str, unit: TimeUnit, flag: str) -> Column:
         for other in (TIME_UNITS if unit in UNITS_PER_SECOND else ())
     ]
     never = FaultKind(outside, ADVICE, flags=lambda seconds: ~in_our_time(seconds))
-    doubts = [*others, never, *([HOURS] if unit == "s" else [])]
     counted = "days as yyyymmdd" if unit == "yyyymmdd" else f"{unit} since 1970"
     return Column(
         name,
         lambda cells: as_seconds(cells, unit),
         f"are not times (ISO 8601 or {counted})",
         pa.float64(),
-        doubts=tuple(doubts),
+        doubts=(*others, never),
     )
 
 
