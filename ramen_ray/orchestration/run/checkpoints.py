@@ -97,7 +97,7 @@ class Checkpoints:
                 self._publish(whole, CHECKPOINT_FOLDER.format(report["step"]))
 
     def _publish(self, aside: Path, name: str) -> None:
-        if RunDirectory(self._run).notes[WRITER] != self._token:
+        if RunDirectory(self._run).notes.get(WRITER) != self._token:
             raise RunError(f"another process trains {self._run} now, so this one ends")
         aside.rename(self._run / name)
         *earlier, last = kept_in(self._run)

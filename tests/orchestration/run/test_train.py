@@ -20,6 +20,7 @@ from ramen_ray.method.model.texts import TokenBatch
 from ramen_ray.method.sampling.training_data import Regularizer
 from ramen_ray.method.training.state import CheckpointError
 from ramen_ray.orchestration.evaluate import evaluate_checkpoint
+from ramen_ray.orchestration.run.checkpoints import WRITER
 from ramen_ray.orchestration.run.directory import RunDirectory, RunError
 from ramen_ray.orchestration.run.fit import fit, fit_on
 from ramen_ray.orchestration.run.identity import identity_of
@@ -135,6 +136,7 @@ def test_a_killed_driver_and_then_a_killed_worker_change_nothing(
     meanwhile(partial(_kill_worker_late, run_directory), again)
     after = RunDirectory(run_directory).notes
     best = unharmed.encoder.parent.name
+    assert before.pop(WRITER) != after[WRITER]
     assert after.items() >= {**before, "finished": True, "best_checkpoint": best}.items()
     assert after["metrics"] == unharmed.metrics
     run = Run(unharmed.run.uri, after["mlflow_run_id"])
