@@ -27,7 +27,7 @@ from ramen_ray.answering.ranking import Flags, TopK
 from ramen_ray.answering.requests import MAX_ANSWERS
 from ramen_ray.answering.retriever import INDEX, QUERIES_PER_ANSWER
 from ramen_ray.config import ConfigError
-from ramen_ray.data.store.made_folder import read_json, write_json
+from ramen_ray.data.store.made_folder import owned_folder, read_json, write_json
 from ramen_ray.data.store.same_texts import is_utf8
 from ramen_ray.method.model.dual_encoder import ENCODER_FOLDER
 from ramen_ray.method.retrieval.shards import HeldShard, IndexShard, index_shards, search_of
@@ -49,11 +49,10 @@ from ramen_ray.orchestration.deploy.prediction_files import (
     as_parquet,
     changed,
     identity_of,
-    locked,
     partitions,
     query_files,
 )
-from ramen_ray.orchestration.run.directory import refuse_other
+from ramen_ray.orchestration.run.directory import RunDirectory, refuse_other
 from ramen_ray.orchestration.sharded_search import needs_of
 from ramen_ray.tracking.registry import Registry, RegistryError, ask, check_options
 
@@ -97,9 +96,8 @@ def predict(registry: Registry, model_uri: str, asked: Asked, output: Path) -> A
 
     Raises:
         DatasetError: the source cannot be read.
-        ConfigError: there are fewer than ``top_k`` ads, the retriever cannot use a GPU, or another
-            call writes to ``output``.
-        RunError: another call wrote ``output``, perhaps with other queries.
+        ConfigError: there are fewer than ``top_k`` ads, or the retriever cannot use a GPU.
+        RunError: another call writes or wrote ``output``, perhaps with other queries.
         RegistryError, TrackingError: there is no such retriever, or column.
         ClusterError: the cluster has no room for it.
     """
@@ -112,7 +110,9 @@ def predict(registry: Registry, model_uri: str, asked: Asked, output: Path) -> A
             f"use_gpu: {retriever.uri} answers on CPUs only, as all bags and compiled encoders do"
         )
     files = query_files(asked)
-    with locked(output) as aside:
+    directory = RunDirectory(output)
+    directory.create()
+    with directory.locked(), owned_folder(output) as aside:
         folder = registry.download(retriever.uri, aside / "retriever")
         identity = identity_of(files)
         decides = {name: value for name, value in asdict(asked).items() if name not in WHERE}

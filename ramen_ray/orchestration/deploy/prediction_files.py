@@ -8,7 +8,6 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,8 +16,8 @@ import pyarrow.parquet as pq
 from pyarrow.fs import FileSystem, LocalFileSystem
 
 from ramen_ray.answering.requests import ANSWERS, COLUMNS
-from ramen_ray.config import GB_PER_SHARD, ConfigError
-from ramen_ray.data.store.made_folder import folder_lock, owned_folder, whole_file
+from ramen_ray.config import GB_PER_SHARD
+from ramen_ray.data.store.made_folder import whole_file
 from ramen_ray.data.store.parquet_files import open_parquet
 from ramen_ray.data.tables.reading.columns import Column
 from ramen_ray.data.tables.reading.files import find_files
@@ -221,23 +220,3 @@ def _count(file: Path) -> tuple[int, int] | None:
     errors = (group.column(group.num_columns - 1) for group in groups)  # the last column
     num_answered = sum(column.statistics.null_count for column in errors)
     return footer.num_rows, footer.num_rows - num_answered
-
-
-@contextmanager
-def locked(output: Path) -> Iterator[Path]:
-    """Keep other calls from writing to ``output``; yields a folder in it that is removed again.
-
-    Raises a ConfigError if another call writes to it, or it cannot be written.
-    """
-    with ExitStack() as stack:
-        try:
-            output.mkdir(parents=True, exist_ok=True)
-            is_ours = stack.enter_context(folder_lock(output))
-        except OSError as error:
-            raise ConfigError(f"cannot write the folder {output}: {error.strerror}") from error
-        if not is_ours:
-            raise ConfigError(
-                f"another call is writing to {output}; wait until it has ended, or choose another "
-                f"folder"
-            )
-        yield stack.enter_context(owned_folder(output))

@@ -112,7 +112,7 @@ class RunDirectory:
             self.path.mkdir(parents=True)
         except FileExistsError as error:
             if not self.path.is_dir():
-                raise RunError(f"{self.path} is a file, not the folder of a run") from error
+                raise RunError(f"{self.path} is a file, not a folder") from error
             return False
         except OSError as error:
             raise RunError(f"cannot write the folder {self.path}: {error.strerror}") from error
@@ -126,13 +126,14 @@ class RunDirectory:
     def held(self, made_from: Identity, dataset: str | Path, allow_changed: bool) -> Iterator[None]:
         """Lock the folder, made if it is missing, and note what it is made from; or a RunError."""
         self.create()
-        with self._locked():
+        with self.locked():
             self.refuse_changed(made_from, dataset, allow_changed)
             self.note(made_from=made_from)
             yield
 
     @contextmanager
-    def _locked(self) -> Iterator[None]:
+    def locked(self) -> Iterator[None]:
+        """Hold the folder's lock; a RunError if another process has it."""
         with folder_lock(self.path) as is_ours:
             if not is_ours:
                 raise RunError(f"{self.path} is in use by another process")
@@ -146,7 +147,7 @@ class RunDirectory:
         if not self.is_run:
             return
         if not self.is_finished:
-            with self._locked():
+            with self.locked():
                 pass
         begun = self.notes.get("plan", {})
         known = {

@@ -278,7 +278,7 @@ def test_a_folder_of_others_is_left_alone(words, refused, queries, tmp_path):
     call = {"model": "models:/answering/1", "queries": queries}
     with FileLock(written / ".lock"):
         error = refused(predict, *words(**call, answers=written))
-    assert f"another call is writing to {written}; wait until it has ended" in error
+    assert f"{written} is in use by another process" in error
     taken.mkdir()
     pq.write_table(pa.table({"error": ["none of ours"]}), taken / "part-000000.parquet")
     before = (taken / "part-000000.parquet").read_bytes()
@@ -320,7 +320,7 @@ def test_a_cluster_without_room_is_reported(
         ({"queries": "{taken}"}, "has a column 'error', as the answers do; rename it"),
         ({"model": "models:/answering@nobody"}, "Registered model alias nobody not found"),
         ({"model": "models:/nonesuch/1"}, "nonesuch"),
-        ({"answers": "{csv}"}, "{csv}: File exists"),
+        ({"answers": "{csv}"}, "{csv} is a file, not a folder"),
     ],
 )
 def test_bad_input_is_one_clear_line(changes, message, words, refused, queries, tmp_path):

@@ -173,7 +173,7 @@ def test_a_name_in_use_is_refused(config, dataset):
         directory.note(finished=True)
     _refused(named, dataset, "is finished")
     (directory.path.parent / "file").write_text("")
-    _refused(overlay(config, {"name": "file"}), dataset, "file is a file, not the folder of a run")
+    _refused(overlay(config, {"name": "file"}), dataset, "file is a file, not a folder")
 
 
 def test_a_run_that_failed_leaves_a_checkpoint_and_what_others_have_in_its_folder(
