@@ -240,7 +240,9 @@ def seen_queries(
     folded = fold(pa.array(texts))
     seen = np.zeros(len(texts), dtype=bool)
     unknown = []
-    source_of = {data: its for its in retrievers for data in training_data(registry, its)}
+    source_of = {
+        data: retriever for retriever in retrievers for data in training_data(registry, retriever)
+    }
     for (path, content), retriever in source_of.items():
         try:
             seen |= _train_queries_among(folded, path, content)

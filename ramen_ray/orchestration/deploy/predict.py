@@ -174,9 +174,9 @@ def _answer(work: Work, missing: list[int], num_gpus: int) -> None:
     needs, *needs_of_shards = all_needs(cpus)
     left = Counter(ray.cluster_resources())
     held = []
-    for shard, its in zip(shards, needs_of_shards, strict=True):
-        left.subtract(its)
-        started = ray.remote(ShardActor).options(**_options(its), **RESTARTED)
+    for shard, needed in zip(shards, needs_of_shards, strict=True):
+        left.subtract(needed)
+        started = ray.remote(ShardActor).options(**_options(needed), **RESTARTED)
         held.append(started.remote(shard, num_threads, work.answers.aside))
     fit = max(min(int(left[name] // count) for name, count in needs.items() if count), 1)
     size = min(fit, len(missing))

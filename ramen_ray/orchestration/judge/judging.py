@@ -184,12 +184,12 @@ class Judging:
     def agreements(self) -> dict[tuple[str, str], tuple[float, int]]:
         """Return kappa, and on how many pairs, of each two judges who have any in common."""
         grades = {judge: self.grades(judge) for judge in self.judges}
-        found = {}
+        kappas = {}
         for ours, theirs in combinations(grades, 2):
             if common := sorted(grades[ours].keys() & grades[theirs].keys()):
                 sides = [[grades[judge][pair] for pair in common] for judge in (ours, theirs)]
-                found[ours, theirs] = kappa(*sides), len(common)
-        return found
+                kappas[ours, theirs] = kappa(*sides), len(common)
+        return kappas
 
     def figures(self) -> tuple[int, dict[str, dict[str, Difference]]]:
         """Return how many queries are judged whole, and METRICS of the retrievers by name.
@@ -216,8 +216,8 @@ class Judging:
 
         def measured(side: int) -> dict[str, PerQuery]:
             answers = np.array([query["answers"][side] for query in queries])
-            found = judged_metrics(answers, judged)
-            kept = {name: (found[name][0][whole], found[name][1][whole]) for name in METRICS}
+            metrics = judged_metrics(answers, judged)
+            kept = {name: (metrics[name][0][whole], metrics[name][1][whole]) for name in METRICS}
             return weighed(kept, weights)
 
         champion = measured(0)

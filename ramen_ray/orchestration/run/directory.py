@@ -193,10 +193,10 @@ def refuse_other(
         raise RunError(f"{said}: {changed}; {advice}")
 
 
-def refuse_anothers(checkpoint: Path, its: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
+def refuse_anothers(checkpoint: Path, theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
     """Raise a RunError if what decides a checkpoint's numbers is not what decides ours."""
     advice = "move it away, and run the same command again"
-    refuse_other(its, ours, f"{checkpoint} is another run's", advice)
+    refuse_other(theirs, ours, f"{checkpoint} is another run's", advice)
 
 
 def refuse_another_runs(checkpoint: Path, config: RunConfig, made_from: Identity) -> None:

@@ -92,7 +92,6 @@ def in_our_time(seconds: Float64s) -> Booleans:
     return (seconds >= EARLIEST) & (seconds < LATEST)
 
 
-
 def is_scientific(cells: pa.Array) -> Booleans:
     """Flag the strings (n,) that are whole numbers in scientific notation, such as 1.34E+18."""
     if not pc.any(pc.less(cells, ":")).as_py():  # as digits, signs and spaces are; takes no time
