@@ -23,6 +23,7 @@ from stores import Store
 from support import NUM_CPUS, PATIENCE_S, table_with_code
 
 from jobs import index, predict
+from ramen_ray.answering.requests import MAX_CHARACTERS, MAX_QUERY_CHARACTERS
 from ramen_ray.answering.retriever import Retriever
 from ramen_ray.data.store.dataset import Dataset, DatasetError
 from ramen_ray.method.retrieval import shards
@@ -237,6 +238,17 @@ def test_queries_that_change_while_they_are_answered_are_refused(tmp_path):
             list(batches)
 
 
+def _work(store: Store, texts: list[str], folder: Path, **of_table: int) -> answering.Work:
+    """What processes know that are to answer texts."""
+    queries = str(folder / "queries.parquet")
+    pq.write_table(pa.table({"text": texts}), queries, **of_table)
+    retriever = Registry(store.uri).download(CHAMPION, folder / "retriever")
+    pieces = partitions({queries: LocalFileSystem()})
+    answers = prediction_files.Answers(folder, folder / "aside", pieces)
+    (folder / "aside").mkdir()
+    return answering.Work(prediction_files.Asked(queries, 3), answers, retriever)
+
+
 def test_any_number_of_processes_may_load_the_retriever_at_once(store, tmp_path, monkeypatch):
     number = resources.MAX_ATTEMPTS + 1
     all_load = threading.Barrier(number, timeout=PATIENCE_S)
@@ -246,19 +258,21 @@ def test_any_number_of_processes_may_load_the_retriever_at_once(store, tmp_path,
         return Retriever(*given)
 
     monkeypatch.setattr(answering, "code_of", lambda _: SimpleNamespace(Retriever=load))
-    queries = str(tmp_path / "queries.parquet")
-    pq.write_table(pa.table({"text": ["robin"] * number}), queries, row_group_size=1)
-    folder = Registry(store.uri).download(CHAMPION, tmp_path / "retriever")
-    pieces = partitions({queries: LocalFileSystem()})
-    answers = prediction_files.Answers(tmp_path, tmp_path / "aside", pieces)
-    work = answering.Work(prediction_files.Asked(queries, 3), answers, folder)
+    work = _work(store, ["robin"] * number, tmp_path, row_group_size=1)
 
     def answer(partition: int) -> None:
         answering.Answer(work, 1)({"partition": partition})
 
     with ThreadPoolExecutor(number) as threads:
         list(threads.map(answer, range(number)))
-    assert answers.counts() == [(1, 0)] * number
+    assert work.answers.counts() == [(1, 0)] * number
+
+
+def test_queries_that_are_too_long_together_are_answered(store, tmp_path):
+    number = MAX_QUERY_CHARACTERS // MAX_CHARACTERS + 1
+    work = _work(store, ["robin ".ljust(MAX_CHARACTERS, "x")] * number, tmp_path)
+    answering.Answer(work, 1)({"partition": 0})
+    assert work.answers.counts() == [(number, 0)]
 
 
 def test_no_code_in_a_table_of_queries_is_run(words, refused, tmp_path):
