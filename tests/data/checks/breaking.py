@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from ramen_ray.data.store.dataset import Dataset, write_metadata
@@ -38,13 +37,11 @@ def set_cells(table: str, column: str, row: int, *values: Any) -> Change:
 
 
 def set_bytes(table: str, row: int, content: bytes) -> Change:
-    """Set a text, or the last one, to bytes that may not be UTF-8."""
+    """Set a text to bytes that may not be UTF-8."""
 
     def change(rows: pa.Table) -> pa.Table:
-        if rows.schema.field("text").type != pa.string():
-            return rows
         texts = rows["text"].cast(pa.binary()).to_pylist()
-        texts[min(row, len(texts) - 1)] = content
+        texts[row] = content
         index = rows.column_names.index("text")
         return rows.set_column(index, "text", pa.array(texts, pa.binary()).view(pa.string()))
 
@@ -52,14 +49,8 @@ def set_bytes(table: str, row: int, content: bytes) -> Change:
 
 
 def cast(table: str, column: str, kind: pa.DataType) -> Change:
-    """Cast a column, or make all of it null if it cannot be cast."""
-
     def change(rows: pa.Table) -> pa.Table:
-        index = rows.column_names.index(column)
-        try:
-            return rows.set_column(index, column, pc.cast(rows[column], kind))
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-            return rows.set_column(index, column, pa.nulls(len(rows), kind))
+        return rows.set_column(rows.column_names.index(column), column, rows[column].cast(kind))
 
     return edit(table, change)
 
@@ -114,23 +105,15 @@ def write(name: str, content: bytes) -> Change:
     return lambda path: (path / name).write_bytes(content)
 
 
-def cut(table: str, size: int) -> Change:
-    """Keep the first bytes of a file."""
-    return lambda path: write(f"{table}.parquet", _content(path, table)[:size])(path)
-
-
 def scribble(table: str) -> Change:
     """Damage the pages of a file and leave its footer whole."""
 
     def of_path(path: Path) -> None:
-        content = _content(path, table)
-        (path / f"{table}.parquet").write_bytes(content[:4] + b"\xff" * 56 + content[60:])
+        file = path / f"{table}.parquet"
+        content = file.read_bytes()
+        file.write_bytes(content[:4] + b"\xff" * 56 + content[60:])
 
     return of_path
-
-
-def _content(path: Path, table: str) -> bytes:
-    return (path / f"{table}.parquet").read_bytes()
 
 
 def change_json(**changes: Any) -> Change:

@@ -13,8 +13,7 @@ from support import node_edges, query_table, text_table
 from written_out import column_of
 
 from ramen_ray.data.describe.counts import count_clicks, count_edges
-from ramen_ray.data.describe.graph_signal import GraphSignal, graph_signals, joined_pairs
-from ramen_ray.data.engine import engine
+from ramen_ray.data.describe.graph_signal import GraphSignal, graph_signals
 from ramen_ray.data.store.dataset import Dataset, write_dataset
 
 TEXTS = ["red shoes", "Shoes, blue", "hat", "a HAT shop", "gloves", "(red) gloves", "silk-tie"]
@@ -72,7 +71,7 @@ def _tables(draw: st.DrawFn) -> dict[str, pa.Table]:
     }
 
 
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(tables=_tables())
 def test_signals_are_those_of_plain_loops(tables):
     with tempfile.TemporaryDirectory() as folder:
@@ -140,47 +139,30 @@ def test_shuffles_find_the_share_that_chance_would_have(tied, tmp_path):
     assert found.by_chance == pytest.approx(by_chance, rel=0.1)
     assert found.lift == pytest.approx(shared / by_chance, rel=0.1)
     assert (found.lift > 7) == tied
-    assert _signals(dataset)["links"].shared == found
 
 
-ONE_SIDED: dict[str, tuple[str, list[str], list[list[int]], int, int]] = {
-    "co-click of clicked together": (
-        "ad", [f"AD{n}" for n in range(20)], [[n ^ 1] for n in range(20)], 20, 20,
-    ),
-    "half of a co-click": (
-        "ad",
-        [f"ad{n}" for n in range(20)],
-        [[n ^ 1, (n + 4) % 20] for n in range(20)],
-        40,
-        20,
-    ),
-    "co-session": (
-        "query", [f"q{n}" for n in range(40)], [[(n + 20) % 40] for n in range(40)], 40, 0,
-    ),
-    "tags of ads": ("ad", ["a", "b"], [[n // 2 % 2] for n in range(20)], 20, 1),
-}  # fmt: skip
+ONE_SIDED = {
+    "co-click of clicked together": ("ad", [[n ^ 1] for n in range(20)], 20),
+    "half of a co-click": ("ad", [[n ^ 1, (n + 4) % 20] for n in range(20)], 40),
+    "co-session": ("query", [[(n + 20) % 40] for n in range(40)], 40),
+}
 
 
 @pytest.mark.parametrize("case", ONE_SIDED)
 def test_a_set_of_one_side_is_measured_by_the_pairs_that_it_joins(case, tmp_path):
-    side, anchors, edges, count, least = ONE_SIDED[case]
-    # ad n is clicked by queries 2n and 2n + 1, and ad n ^ 1 by them too
+    """Anchors have the texts of nodes; ads n and n ^ 1 are clicked together."""
+    side, edges, count = ONE_SIDED[case]
     clicks = [[n // 2, n // 2 ^ 1] for n in range(40)]
+    anchors = [f"{'q' if side == 'query' else 'AD'}{node}" for node in range(len(edges))]
     dataset = _dataset(tmp_path / "one", clicks, 20, anchors, **{side: edges})
     signal = _signals(dataset)["links"]
     assert signal.sides == (side,)
-    with engine(tmp_path, dataset=dataset) as connection:
-        found = joined_pairs(connection, "links", side, np.arange(len(edges)))
-    by_text = {text.lower(): node for node, text in enumerate(anchors)}
-    for left, right in zip(*found, strict=True):
-        direct = {by_text.get(f"{'q' if side == 'query' else 'ad'}{right}")} & set(edges[left])
-        assert left != right and (direct or set(edges[left]) & set(edges[right]))
     clicked = [set(ads) for ads in clicks]
     if side == "ad":
         clicked = [{q for q, ads in enumerate(clicks) if ad in ads} for ad in range(20)]
-    expected = sum(bool(clicked[left] & clicked[right]) for left, right in zip(*found, strict=True))
-    assert (signal.shared.pairs, signal.shared.shared) == (count, expected)
-    assert expected >= least
+    joined = [(node, anchor) for node, linked in enumerate(edges) for anchor in linked]
+    together = sum(bool(clicked[left] & clicked[right]) for left, right in joined)
+    assert (signal.shared.pairs, signal.shared.shared) == (count, together)
     assert signal.is_void == (case == "co-click of clicked together")
     assert ("share_test_clicks_reached" in signal.metrics) == (side == "ad")
     assert ("lift" in signal.metrics) == (not signal.is_void)

@@ -8,7 +8,6 @@ import sys
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from pyarrow.fs import LocalFileSystem
 from support import CODE_TYPE, RunsCode, table_with_code
 
 from ramen_ray.data.checks.structure import inspect_structure
@@ -16,7 +15,6 @@ from ramen_ray.data.checks.validation import validate
 from ramen_ray.data.store import parquet_files
 from ramen_ray.data.store.dataset import DatasetError, write_dataset
 from ramen_ray.data.store.parquet_files import open_parquet
-from ramen_ray.orchestration.deploy.prediction_files import partitions
 
 NESTED = {"plainly": "", "struct": ".inner", "list": ".element", "map": ".code.value"}
 OPEN_WITH_RAY = """
@@ -75,8 +73,6 @@ def test_a_small_file_of_long_cells_is_read_in_small_batches(tmp_path, monkeypat
         assert limit / 2 < max(batch.nbytes for batch in batches) < 1.2 * limit
     sizes = map(len, open_parquet(tmp_path / "q.parquet").iter_batches(1000, columns=["number"]))
     assert list(sizes) == [960, 960, 960, 123]
-    partition = partitions({str(tmp_path / "q.parquet"): LocalFileSystem()})[-1]
-    assert max(batch.nbytes for batch in partition.batches()) < 1.2 * limit
 
 
 def test_tables_of_a_dataset_that_would_take_gigabytes_are_refused(tmp_path, monkeypatch):

@@ -83,15 +83,23 @@ def _tables(folder: Path, judged: list[tuple[str, str, str, int]]) -> UserTables
     )
 
 
+def _given(judged: str) -> JudgedTable:
+    return JudgedTable(judged, BEST, grade="level", source="by")
+
+
+DAYS = {"validation_from": "2026-03-05", "test_from": "2026-03-08"}
+SPLITTINGS = {
+    "drawn": Splits(test_fraction=0.2, validation_fraction=0.2),
+    "new-queries": Splits(**DAYS),
+    "later-clicks": Splits(**DAYS, held_out="later-clicks"),
+}
+
+
 @pytest.mark.parametrize("by_time", [False, True])
 def test_judgements_are_imported_as_plain_loops_would(by_time, drawn, tmp_path):
     tables = _tables(tmp_path, drawn)
-    splits = Splits(test_fraction=0.2, validation_fraction=0.2)
-    if by_time:
-        splits = Splits(
-            validation_from="2026-03-05", test_from="2026-03-08", held_out="later-clicks"
-        )
-    tables = UserTables(**{**vars(tables), "splits": splits, "max_clicks_per_query": 9})
+    splits = SPLITTINGS["later-clicks" if by_time else "drawn"]
+    tables = replace(tables, splits=splits, max_clicks_per_query=9)
     dataset, findings = import_in_process(tables, tmp_path / "out")
     assert findings == errors_in(dataset) == []
     last = {plain(text): split for split in SPLITS for text in clicks_of(dataset, split)}
@@ -122,29 +130,29 @@ BAD_ROWS = {
 
 def test_bad_judgements_are_refused_or_left_out(drawn, tmp_path):
     tables = _tables(tmp_path, drawn)
-    expected = _all_judged(import_tables(tables, tmp_path / "expected"))
+    dataset = import_tables(tables, tmp_path / "expected")
     file = tmp_path / "judged.csv"
     fine = file.read_text()
     for row, column in BAD_ROWS.items():
         file.write_text(f"{fine}{row}\n")
         with pytest.raises(DatasetError, match=f"judged.csv, row 502, column {column}"):
-            import_tables(tables, tmp_path / "out")
+            add_judgements(dataset, _given(tables.judged), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
     file.write_text("\n".join([fine.removesuffix("\n"), *BAD_ROWS, ""]))
-    lenient = UserTables(**{**vars(tables), "skip_bad_rows": True})
-    assert _all_judged(import_tables(lenient, tmp_path / "out")) == expected
+    with pytest.raises(DatasetError, match=r"judged.csv, row 502, column 'level': 3 cells"):
+        import_tables(tables, tmp_path / "out")
+    lenient = import_tables(replace(tables, skip_bad_rows=True), tmp_path / "out")
+    assert _all_judged(lenient) == _all_judged(dataset)
 
 
-def test_judgements_without_sources_have_one_and_a_dataset_without_any_has_no_table(tmp_path):
+def test_judgements_without_sources_have_one(tmp_path):
     tables = _tables(tmp_path, [("query 1", "ad 1", "", 1), ("query 2", "ad 1", "", 0)])
-    columns = Columns(judged_grade="level")
-    given = UserTables(**{**vars(tables), "columns": columns, "judged_highest": 2})
+    given = replace(tables, columns=Columns(judged_grade="level"), judged_highest=2)
     rows = _all_judged(import_tables(given, tmp_path / "out")).values()
     assert {pair: grade for grades in rows for pair, grade in grades.items()} == {
         ("query 1", "ad 1", "given"): 0.5,
         ("query 2", "ad 1", "given"): 0.0,
     }
-    without = import_tables(UserTables(tables.clicks), tmp_path / "without")
-    assert not {*without.tables} & {*JUDGED}
     with pytest.raises(DatasetError, match="judged_highest"):
         UserTables(tables.clicks, judged_highest=0)
 
@@ -177,30 +185,18 @@ def test_judgements_follow_queries_and_ads_into_other_datasets(tmp_path):
 
 
 @pytest.mark.parametrize("by_time", [False, True])
-def test_judgements_added_later_are_those_of_an_import_with_them(by_time, drawn, tmp_path, caplog):
+def test_judgements_added_later_are_those_of_an_import_with_them(by_time, drawn, tmp_path):
     only_train = [("query 90", f"ad {ad}", "2026-03-01") for ad in range(3)]
     later = [("QUERY 90", "ad 1", "2026-03-10")]
     tables = _tables(tmp_path, [*drawn, ("query 90", "ad 1", "human", 2)])
     with Path(tables.clicks).open("a") as file:
         file.writelines(f"{','.join(row)}\n" for row in only_train + later)
-    splits = Splits(test_fraction=0.2, validation_fraction=0.2)
-    if by_time:
-        splits = Splits(**DAYS, held_out="later-clicks")
-    with_them = UserTables(**{**vars(tables), "splits": splits})
-    whole = import_tables(with_them, tmp_path / "whole")
-    plain_columns = Columns(clicks_time="day")
-    without = UserTables(tables.clicks, columns=plain_columns, splits=splits)
+    splits = SPLITTINGS["later-clicks" if by_time else "drawn"]
+    whole = import_tables(replace(tables, splits=splits), tmp_path / "whole")
+    without = UserTables(tables.clicks, columns=Columns(clicks_time="day"), splits=splits)
     parent = import_tables(without, tmp_path / "parent")
-    given = JudgedTable(tables.judged, BEST, grade="level", source="by")
-    caplog.set_level("INFO")
-    made = add_judgements(parent, given, tmp_path / "made")
-    levels: dict[Any, set[int]] = defaultdict(set)
-    asked = {text for split in SPLITS for text in clicks_of(parent, split)}
-    for query, ad, source, level in drawn:
-        if query in asked:
-            levels[query, ad, source].add(level)
-    differ = sum(len(of_pair) > 1 for of_pair in levels.values())
-    assert f", {differ} of which are means" in caplog.text
+    assert not {*parent.tables} & {*JUDGED}
+    made = add_judgements(parent, _given(tables.judged), tmp_path / "made")
     assert errors_in(made) == []
     assert made.tables == whole.tables
     for split in SPLITS:
@@ -209,7 +205,7 @@ def test_judgements_added_later_are_those_of_an_import_with_them(by_time, drawn,
         assert clicks_of(made, split) == clicks_of(whole, split)
     new = [("query 1", "ad 1", "human", 3), ("query 2", "ad 1", "teacher", 0)]
     last = write_rows(tmp_path / "new.csv", "query ad by level", new)
-    changed = _all_judged(add_judgements(made, replace(given, judged=last)))
+    changed = _all_judged(add_judgements(made, _given(last)))
     assert errors_in(Dataset(made.path)) == []
     assert sum(map(len, changed.values())) >= sum(map(len, _all_judged(whole).values()))
     replaced = {(query, ad, source): level / BEST for query, ad, source, level in new}
@@ -218,20 +214,12 @@ def test_judgements_added_later_are_those_of_an_import_with_them(by_time, drawn,
         grades = {pair: replaced.get(pair, stays.get(pair)) for pair in changed[split]}
         assert stays.keys() <= grades.keys() <= stays.keys() | replaced.keys()
         assert changed[split] == {pair: pytest.approx(grade) for pair, grade in grades.items()}
-    for row, column in BAD_ROWS.items():
-        file = tmp_path / "bad.csv"
-        file.write_text(f"query,ad,by,level\n{row}\n")
-        output = tmp_path / "bad" if by_time else None
-        with pytest.raises(DatasetError, match=f"bad.csv, row 2, column {column}"):
-            add_judgements(parent, replace(given, judged=str(file)), output)
-    assert not (tmp_path / "bad").exists()
-    assert Dataset(parent.path).fingerprint == parent.fingerprint
 
 
 def test_judgements_are_put_whole_into_a_directory_that_no_job_uses(tmp_path, monkeypatch):
     tables = _tables(tmp_path, [("query 1", "ad 1", "human", 3), ("query 2", "ad 1", "human", 0)])
     dataset = import_tables(UserTables(tables.clicks), tmp_path / "out")
-    given = JudgedTable(tables.judged, BEST, grade="level", source="by")
+    given = _given(tables.judged)
     with in_use(dataset.path), pytest.raises(DatasetError, match="in use by a job"):
         add_judgements(dataset, given)
     with monkeypatch.context() as patched:
@@ -247,12 +235,6 @@ def test_judgements_are_put_whole_into_a_directory_that_no_job_uses(tmp_path, mo
 
 Row = tuple[str, str, str, int, int, int]
 Pairs = dict[tuple[str, str, int], Any]
-DAYS = {"validation_from": "2026-03-05", "test_from": "2026-03-08"}
-SPLITTINGS = {
-    "drawn": Splits(test_fraction=0.2, validation_fraction=0.2),
-    "new-queries": Splits(**DAYS),
-    "later-clicks": Splits(**DAYS, held_out="later-clicks"),
-}
 VIEWS = Columns(
     clicks_weight="clicks", clicks_time="day", clicks_views="views", clicks_position="at"
 )
@@ -338,43 +320,26 @@ def test_impressions_weigh_clicks_and_judge_ads_as_plain_loops_would(name, log, 
     assert _all_judged(dataset)["train"]
 
 
-def test_rows_without_clicks_are_impressions_and_positions_count_from_any_number(log, tmp_path):
-    """Rows of one impression each say the same as their sums, at positions from 0 or from 1."""
-    summed = [(query, ad, day, clicks, views, at) for query, ad, day, clicks, views, at in log]
+@pytest.mark.parametrize("at_one_position", [False, True])
+def test_rows_without_clicks_are_impressions(at_one_position, log, tmp_path):
+    """Rows of one impression each say the same as their sums, at positions from 0 or from 1.
+
+    Where all are at one position, it need not be given.
+    """
+    summed = [(*row[:-1], 4 if at_one_position else row[-1]) for row in log]
     single = [
         (query, ad, day, int(number < clicks), at - 1)
-        for query, ad, day, clicks, views, at in log
+        for query, ad, day, clicks, views, at in summed
         for number in range(views)
     ]
-    given = {"weights": "coec", "min_expected": 3.0}
-    by_sums = UserTables(
-        write_rows(tmp_path / "sums.csv", "query ad day clicks views at", summed),
-        columns=VIEWS,
-        **given,
-    )
-    columns = Columns(clicks_weight="clicks", clicks_position="at")
-    by_rows = UserTables(
-        write_rows(tmp_path / "rows.csv", "query ad day clicks at", single),
-        columns=columns,
-        **given,
-    )
-    folders = [tmp_path / name for name in ("sums", "rows")]
-    made = [import_tables(*task) for task in zip((by_sums, by_rows), folders, strict=True)]
-    for table in made[0].tables:
-        assert made[0].read(table).equals(made[1].read(table)), table
-
-
-def test_positions_that_are_all_the_same_change_nothing(log, tmp_path, caplog):
-    rows = [(*row[:-1], 4) for row in log]
-    file = write_rows(tmp_path / "log.csv", "query ad day clicks views at", rows)
-    made = [
-        import_tables(
-            UserTables(file, columns=columns, weights="coec", min_expected=3.0),
-            tmp_path / f"{columns.clicks_position}",
-        )
-        for columns in (VIEWS, replace(VIEWS, clicks_position=None))
-    ]
-    assert caplog.text.count("all positions are the same") == 1
+    position = None if at_one_position else "at"
+    of_rows = Columns(clicks_weight="clicks", clicks_position=position)
+    made = []
+    for rows, columns in ((summed, VIEWS), (single, of_rows)):
+        names = "query ad day clicks views at" if columns is VIEWS else "query ad day clicks at"
+        clicks = write_rows(tmp_path / f"{len(rows)}.csv", names, rows)
+        tables = UserTables(clicks, columns=columns, weights="coec", min_expected=3.0)
+        made.append(import_tables(tables, tmp_path / f"{len(rows)}"))
     for table in made[0].tables:
         assert made[0].read(table).equals(made[1].read(table)), table
 
