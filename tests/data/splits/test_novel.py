@@ -143,10 +143,7 @@ def _assert_edges_follow(parent: Dataset, split: Dataset, cut: set[str]) -> None
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--novel-fraction", "1.0"], "must be between 0 and 1, not 1.0"),
-        (["--novel-fraction", "-0.1"], "must be between 0 and 1, not -0.1"),
         (["--novel-fraction", "nan"], "must be between 0 and 1, not nan"),
-        (["--novel-fraction", "0.01"], "makes 0 of the 40 ads"),
         (["--novel-fraction", "0.99"], "makes 40 of the 40 ads"),
         (["--novel-fraction", "0.97"], "has a click on a seen ad"),
         (["--output", "/proc"], "/proc exists already"),

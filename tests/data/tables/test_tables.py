@@ -2,6 +2,7 @@
 
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -156,8 +157,7 @@ def test_a_random_split_keeps_every_click_once_and_texts_apart(tmp_path, caplog)
     caplog.set_level("INFO", "ramen_ray.data.tables.clicks.import_tables")
     pairs = _write_log(tmp_path)
     dataset = _random_shop(tmp_path, splits=Splits(0.2, 0.1))
-    known = f"1,600 rows of known queries and ads, {len(set(pairs)):,} different pairs"
-    assert f"clicks: {known}" in caplog.text
+    assert f"1,600 rows of known queries and ads, {len(set(pairs)):,} different" in caplog.text
     assert dataset.metadata["imported"]["splits"]["test_fraction"] == 0.2
     assert column_of(dataset, "ads") == list(dict.fromkeys(ad for _, ad in pairs))
     assert clicked_pairs(dataset) == set(pairs)
@@ -193,23 +193,13 @@ def test_the_same_tables_give_the_same_bytes_with_any_number_of_threads(tmp_path
     assert other.fingerprint != found[0]
 
 
-def test_minimum_counts_are_those_of_plain_loops(tmp_path):
-    pairs = _write_log(tmp_path)
-    train_queries = clicks_of(_random_shop(tmp_path, "whole"), "train")
-    queries_of = defaultdict(set)
-    for query, ad in pairs:
-        if query in train_queries:
-            queries_of[ad].add(query)
-    kept_ads = {ad for ad, queries in queries_of.items() if len(queries) >= 40}
+def test_queries_of_too_few_ads_are_left_out(tmp_path):
     ads_of = defaultdict(set)
-    for query, ad in pairs:
-        if ad in kept_ads:
-            ads_of[query].add(ad)
+    for query, ad in _write_log(tmp_path):
+        ads_of[query].add(ad)
     expected = {query: ads for query, ads in ads_of.items() if len(ads) >= 2}
-    assert 0 < len(kept_ads) < 37
-    assert 0 < len(expected) < len({query for query, _ in pairs})
-    dataset = _random_shop(tmp_path, min_queries_per_ad=40, min_ads_per_query=2)
-    assert set(column_of(dataset, "ads")) == kept_ads
+    assert 0 < len(expected) < len(ads_of)
+    dataset = _random_shop(tmp_path, min_ads_per_query=2)
     found = [click for split in SPLITS for click in clicks_of(dataset, split).items()]
     assert {query: set(ads) for query, ads in found} == expected
     with pytest.raises(DatasetError, match="lower the minimum counts"):
@@ -224,8 +214,6 @@ BAD_SETTINGS: dict[str, dict[str, Any]] = {
     },
     r"test_fraction \+ splits.validation_fraction is 1.1": {"splits": Splits(0.9, 0.2)},
     "max_clicks_per_query is nan; it must be a number": {"max_clicks_per_query": math.nan},
-    "min_click_weight is inf; it must be a number": {"min_click_weight": math.inf},
-    "min_click_weight is -1; it must be a number": {"min_click_weight": -1.0},
     "splits.test_fraction is 0": {"splits": Splits(0.0, 0.2)},
     "needs a column of times: set columns.clicks_time": {"splits": BY_TIME, "columns": Columns()},
     "must be a time, not 'spring'": {"splits": Splits(test_from="spring")},
@@ -237,7 +225,6 @@ BAD_SETTINGS: dict[str, dict[str, Any]] = {
         "splits": Splits(validation_from="2026-03-09", test_from=SPLIT)
     },
     "clicks_from is '20260405', outside the years 1990 to 2100": {"clicks_from": "20260405"},
-    "splits.test_from is '20260405', outside the years": {"splits": Splits(test_from="20260405")},
     "columns.query_split needs the table that has it": {"columns": PART, "queries": None},
     "columns.query_split and query_splits both say": {"columns": PART, "query_splits": "s.csv"},
     "query_splits and splits.test_from both say": {"query_splits": "s.csv", "splits": BY_TIME},
@@ -255,30 +242,21 @@ def test_edges_come_in_with_the_clicks(tmp_path):
 
     HAT's clicks are later than those of hat and do not count: it stays for its edges.
     """
-    events = [(n % 8, n % 3, 1, 1 + 3 * (n % 8)) for n in range(48)]
-    _write_shop(tmp_path, [*events, (0, 6, 1, 1)])
+    _write_shop(tmp_path, [(n % 8, n % 3, 1, 1 + 3 * (n % 8)) for n in range(48)])
     with (tmp_path / "queries.csv").open("a") as queries:
         queries.write("q8,boots\n")
     rows = [(f"q{n}", n % 2, 1.0 + n) for n in range(9)]
-    links = pd.DataFrame(rows, columns=["query_id", "topic", "w"])
-    links.to_json(tmp_path / "links.jsonl", orient="records", lines=True)
-    ad_links = pd.DataFrame({"item": [100, 101, 106, 105, 100], "topic": [0, 1, 1, 0, 0], "w": 2})
-    ad_links.to_parquet(tmp_path / "ad_links.parquet")
     topics = write_rows(tmp_path / "topics.csv", "key title", enumerate(["even", "odd"]))
     listed = {"anchor_id": "key", "anchor_text": "title"}
-    columns = replace(WITH_IDS, edges_ad="item", edges_anchor="topic", edges_weight="w", **listed)
     shop = _shop(
         tmp_path,
-        columns=columns,
+        columns=replace(WITH_IDS, edges_anchor="topic", edges_weight="w", **listed),
         splits=Splits(validation_from="2026-03-16", test_from="2026-03-22"),
-        min_queries_per_ad=1,
-        query_edges={"topics": str(tmp_path / "links.jsonl")},
-        ad_edges={"topics": str(tmp_path / "ad_links.parquet")},
+        query_edges={"topics": write_rows(tmp_path / "links.csv", "query_id topic w", rows)},
         anchors={"topics": topics},
     )
     dataset, findings = import_in_process(shop, tmp_path / "out")
-    assert findings == []
-    assert errors_in(dataset) == []
+    assert findings == errors_in(dataset) == []
     train = _clicks_of(dataset, "train")
     expected: dict[tuple[str, str], float] = defaultdict(float)
     for number, text in enumerate([*QUERY_TEXTS, "boots"]):
@@ -287,11 +265,6 @@ def test_edges_come_in_with_the_clicks(tmp_path):
     assert len(train) == 6
     assert [text for text, ads in train.items() if not ads] == ["HAT"]
     assert edge_weights_of(dataset, "topics", "query") == expected
-    assert edge_weights_of(dataset, "topics", "ad") == {
-        ("ad number 0", "even"): 4.0,
-        ("ad number 1", "odd"): 2.0,
-        ("ad number 6", "odd"): 2.0,
-    }
 
 
 CLICKS = "query_id,ad_id,count,day\n"
@@ -306,8 +279,7 @@ def test_many_bad_rows_of_many_files_are_one_line(tmp_path, caplog):
     changes = {"clicks": str(tmp_path / "clicks"), "splits": Splits(0.3, 0.3)}
     with pytest.raises(DatasetError) as error:
         import_tables(_shop(tmp_path, **changes), tmp_path / "out")
-    message = "00.csv, row 62: 2970 lines have 1 cells instead of 4 (in 30 files)"
-    assert message in str(error.value)
+    assert re.search(r"00.csv, row 62: 2970 .*in 30 files", str(error.value))
     assert str(error.value).count("\n") == 1
     import_tables(_shop(tmp_path, **changes, skip_bad_rows=True), tmp_path / "out")
     assert sum("cells instead of" in line for line in caplog.messages) == 1
