@@ -431,6 +431,20 @@ def store(shared_store: Any) -> Any:
     return shared_store
 
 
+@pytest.fixture
+def answered_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let this process answer tables of queries, without Ray."""
+    from ramen_ray.orchestration.deploy import predict
+
+    def answer(work: predict.Work, missing: list[int], num_gpus: int) -> None:
+        for number in missing:
+            predict.Answer(work, 1)({"partition": number})
+
+    monkeypatch.setattr(predict, "_answer", answer)
+    monkeypatch.setattr(predict, "start_ray", lambda: None)
+    monkeypatch.setattr(predict.ray, "cluster_resources", dict)
+
+
 @pytest.fixture(scope="session")
 def logged_retriever(shared_store: Any, dataset_path: Path) -> str:
     """The URI of a retriever in the store of ``output``."""

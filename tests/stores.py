@@ -1,6 +1,8 @@
 """A store with retrievers that were made by hand, some better than others."""
 
 import json
+import os
+import subprocess
 import sys
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -48,6 +50,31 @@ def served_by_mlflow(uri: str, log: Path, **options: Any) -> Iterator[Callable[.
 
     with running(command, log, f"{address}/ping", **options):
         yield post
+
+
+ALONE = """
+import json, sys
+_, uri, texts, *without = sys.argv
+sys.modules |= dict.fromkeys(without)
+import mlflow
+print(json.dumps(mlflow.pyfunc.load_model(uri).predict(json.loads(texts))["scores"].tolist()))
+"""
+
+
+def scores_alone(
+    store: str, uri: str, texts: list[str], folder: Path, *without: str
+) -> list[list[float]]:
+    """Answer texts in a process that cannot import some modules; returns the scores."""
+    done = subprocess.run(
+        [sys.executable, "-c", ALONE, uri, json.dumps(texts), *without],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "MLFLOW_TRACKING_URI": store},
+        cwd=folder,
+    )
+    assert done.returncode == 0, done.stderr
+    scores: list[list[float]] = json.loads(done.stdout)
+    return scores
 
 
 def choose(registry: Registry, name: str, run_id: str, model_id: str) -> str:

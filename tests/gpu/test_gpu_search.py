@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support import unit_rows
 
 from ramen_ray.method.retrieval.search import TorchIndex, build_index, search_index
 
@@ -15,11 +16,6 @@ pytestmark = [
 
 K = 100
 WITHIN = 1e-5  # of a score in float64; TF32 is off by up to 1e-3
-
-
-def _unit(num_rows: int, seed: int) -> np.ndarray:
-    rows = np.random.default_rng(seed).normal(size=(num_rows, 64))
-    return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
 
 
 def _by_faiss(ads: np.ndarray) -> Any:
@@ -35,7 +31,7 @@ def _by_torch(ads: np.ndarray) -> Any:
 
 @pytest.mark.parametrize("build", [_by_torch, _by_faiss])
 def test_the_nearest_ads_are_those_of_a_full_sort(build):
-    queries, ads = _unit(300, 0), _unit(50_000, 1)
+    queries, ads = unit_rows(300, 64, 0), unit_rows(50_000, 64, 1)
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high")  # as in training
     try:

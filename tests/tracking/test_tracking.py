@@ -169,6 +169,13 @@ def test_figures_are_kept_while_the_server_is_gone(run, tmp_path, monkeypatch, c
     assert list(tmp_path.iterdir()) == []
 
 
+def test_an_error_is_not_hidden_by_a_store_that_is_gone(monkeypatch):
+    monkeypatch.setenv(*AT_ONCE)
+    gone = Run(f"http://127.0.0.1:{free_port()}", "0" * 32)
+    with pytest.raises(ValueError, match="the real error"), gone.closing():
+        raise ValueError("the real error")
+
+
 def test_several_processes_may_make_the_experiment_at_once(run, output):
     with ThreadPoolExecutor(4) as pool:
         asked = [pool.submit(open_run, run.uri, "fresh", f"run {n}", output) for n in range(4)]

@@ -8,10 +8,17 @@ import numpy as np
 import pytest
 
 from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.method.metrics import comparison
 from ramen_ray.orchestration.tune.choice import choose, expected_best, half_of_validation, mean
 
 NUM_QUERIES = 400
 EVEN = np.arange(NUM_QUERIES) % 2 == 0
+
+
+@pytest.fixture(autouse=True)
+def _few_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let bootstraps draw a tenth of their samples, which take most of the time."""
+    monkeypatch.setattr(comparison, "NUM_SAMPLES", 200)
 
 
 def _runs(*hits: Any) -> list[dict[str, Any]]:
