@@ -131,7 +131,7 @@ error judged/test 3 source""",
 error queries/train 2 ad_ids, error queries/train 2 weights""",
         set_cells("queries/train", "text", 8, ""): "error queries/train 8 text",
         set_cells("aliases/query", "name", 0, None): "error aliases/query 0 name",
-        set_cells("edges/links/ad", "weight", 0, float("inf")): "error edges/links/ad 0 weight",
+        set_cells("edges/links/ad", "weight", 0, 0.0): "error edges/links/ad 0 weight",
     },
     {
         set_cells("queries/train", "weights", 4, [np.nan, 1.0]): "error queries/train 4 weights",

@@ -54,35 +54,20 @@ def _table(encoder: Encoder, texts: list[str]) -> TokenTable:
     return TokenTable(token_ids, offsets, np.arange(len(texts), dtype=np.uint64))
 
 
-def _encode(encoder: Encoder, texts: list[str], use_bf16: bool = False) -> np.ndarray:
-    return DualEncoder(encoder).embed_texts(_table(encoder, texts), np.arange(len(texts)), use_bf16)
+def _encode(encoder: Encoder, texts: list[str]) -> np.ndarray:
+    return DualEncoder(encoder).embed_texts(_table(encoder, texts), np.arange(len(texts)))
 
 
-def _one_at_a_time(kind: str, folder: Path) -> np.ndarray:
+def _one_at_a_time(pooling: str, folder: Path) -> np.ndarray:
     tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModel.from_pretrained(folder)
     model.eval()
     embeddings = []
     for text in TEXTS:
-        ids = tokenizer.encode(
-            text, add_special_tokens=kind != "bag", truncation=True, max_length=MAX_LENGTH
-        )
-        if kind == "bag":
-            pooled = torch.stack([model.embeddings.word_embeddings.weight[i] for i in ids]).mean(0)
-        else:
-            states = model(torch.tensor([ids])).last_hidden_state[0]
-            pooled = states[0] if kind == "cls" else states.mean(dim=0)
+        ids = tokenizer.encode(text, truncation=True, max_length=MAX_LENGTH)
+        states = model(torch.tensor([ids])).last_hidden_state[0]
+        pooled = states[0] if pooling == "cls" else states.mean(dim=0)
         embeddings.append((pooled / pooled.norm()).detach().numpy())
     return np.stack(embeddings)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_embeddings_equal_a_run_of_one_text_at_a_time(kind, encoder_path):
-    encoder = _build(kind, encoder_path)
-    found = _encode(encoder, TEXTS)
-    assert found.shape == (len(TEXTS), encoder.dim)
-    assert found.dtype == np.float32
-    np.testing.assert_allclose(found, _one_at_a_time(kind, encoder_path), atol=1e-5)
-    np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -115,14 +100,12 @@ def test_a_saved_folder_gives_the_same_embeddings_here_and_in_sentence_transform
                 parameter.shape, generator=torch.Generator().manual_seed(0)
             )
     expected = _encode(encoder, TEXTS)
+    assert (expected.shape, expected.dtype) == ((len(TEXTS), encoder.dim), np.float32)
     encoder.save(tmp_path / "saved", MAX_LENGTH)
     assert _encode(encoder, TEXTS).tolist() == expected.tolist(), "saving changes nothing"
     again = load_encoder(tmp_path / "saved")
     again.save(tmp_path / "twice", MAX_LENGTH)
     assert _encode(load_encoder(tmp_path / "twice"), TEXTS).tolist() == expected.tolist()
-    for tokenizer in (again.tokenizer, AutoTokenizer.from_pretrained(tmp_path / "saved")):
-        # does not cut texts by itself
-        assert tokenizer.encode(TEXTS[4]) == load_tokenizer(str(encoder_path)).encode(TEXTS[4])
     theirs = SentenceTransformer(str(tmp_path / "saved"), device="cpu")
     np.testing.assert_allclose(theirs.encode(TEXTS), expected, atol=1e-5)
     if kind != "bag":
@@ -130,19 +113,11 @@ def test_a_saved_folder_gives_the_same_embeddings_here_and_in_sentence_transform
         np.testing.assert_allclose(_one_at_a_time(kind, tmp_path / "saved"), expected, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("name", "fragment"),
-    [
-        ("/nowhere/at/all", "no encoder folder at /nowhere/at/all"),
-        ("package:no_such/model", "is not installed; install it (pip install no-such)"),
-        ("package:", "write package:MODULE/FOLDER"),
-    ],
-)
+@pytest.mark.parametrize("name", ["/nowhere/at/all", "package:no_such/model", "package:"])
 @pytest.mark.parametrize("build", [build_transformer, build_bag, load_tokenizer])
-def test_a_missing_encoder_is_an_error_that_names_it(build, name, fragment):
-    with pytest.raises(EncoderError) as error:
+def test_a_missing_encoder_is_an_error_that_names_it(build, name):
+    with pytest.raises(EncoderError, match=name):
         build(name)
-    assert fragment in str(error.value)
 
 
 def test_a_name_within_a_folder_that_is_there_is_no_id_of_the_hub(tmp_path, monkeypatch):
@@ -210,20 +185,16 @@ def _with_header(content: bytes) -> Callable[[Path], object]:
 
 
 DAMAGED: dict[str, tuple[Callable[[Path], object], str]] = {
-    "no weights": (lambda folder: (folder / "model.safetensors").unlink(), "damaged"),
-    "no tokenizer": (lambda folder: (folder / "tokenizer.json").unlink(), "damaged"),
-    "cut short": (_with_header(b"\x90\x01\0\0\0\0\0\0{"), "damaged"),
-    "other tokens": (_add_a_token, r"damaged.* (\d+) tokens but .* only \d+ embeddings"),
+    "no weights": (lambda folder: (folder / "model.safetensors").unlink(), ""),
+    "no tokenizer": (lambda folder: (folder / "tokenizer.json").unlink(), ""),
+    "other tokens": (_add_a_token, r" (\d+) tokens but .* only \d+ embeddings"),
     # refused before anything of that size is made
-    "a huge header": (_with_header((1 << 62).to_bytes(8, "little") + b"{}"), "load the weights"),
-    "half a layer": (_claim(num_hidden_layers=2.5), "damaged.*num_hidden_layers"),
-    "a decoder": (_claim(is_decoder=True), "damaged.*is_decoder"),
-    "an adapter": (
-        lambda folder: (folder / "adapter_config.json").write_text("{}"),
-        r"damaged.*adapter_config\.json",
-    ),
-    "huge tokens": (_claim(vocab_size=10**11), "load the weights"),
-    "quantized": (_claim(quantization_config={"quant_method": "gptq", "bits": 4}), "load the weig"),
+    "a huge header": (_with_header((1 << 62).to_bytes(8, "little") + b"{}"), ""),
+    "huge tokens": (_claim(vocab_size=10**11), ""),
+    "half a layer": (_claim(num_hidden_layers=2.5), "num_hidden_layers"),
+    "a decoder": (_claim(is_decoder=True), "is_decoder"),
+    "an adapter": (lambda folder: (folder / "adapter_config.json").touch(), "adapter_config"),
+    "quantized": (_claim(quantization_config={"quant_method": "gptq", "bits": 4}), ""),
 }
 
 
@@ -231,12 +202,9 @@ DAMAGED: dict[str, tuple[Callable[[Path], object], str]] = {
 def test_a_damaged_folder_is_refused(damage, encoder_path, tmp_path):
     folder, (change, said) = shutil.copytree(encoder_path, tmp_path / "damaged"), DAMAGED[damage]
     change(folder)
-    with pytest.raises(EncoderError, match=said) as error:
+    with pytest.raises(EncoderError, match=f"damaged.*{said}") as error:
         build_transformer(str(folder))
     assert "\n" not in str(error.value)
-    if damage == "other tokens":
-        with pytest.raises(EncoderError, match=said):
-            build_bag(str(folder))
 
 
 def test_no_kernel_that_a_configuration_names_is_fetched(encoder_path, tmp_path):
@@ -259,26 +227,10 @@ def _replacing(pattern: dict[str, str], content: str) -> dict[str, object]:
     return {"type": "Replace", "pattern": pattern, "content": content}
 
 
-def _template(times: int) -> dict[str, object]:
-    """Return a post-processor that writes ``times`` squared tokens before each text."""
-    special = {"id": "[PAD]", "ids": [0] * times, "tokens": ["[PAD]"] * times}
-    parts: list[object] = [{"SpecialToken": {"id": "[PAD]", "type_id": 0}}] * times
-    text = {"Sequence": {"id": "A", "type_id": 0}}
-    template = {"type": "TemplateProcessing", "single": [*parts, text], "pair": [text]}
-    return {"post_processor": {**template, "special_tokens": {"[PAD]": special}}}
-
-
-def _adding(num_tokens: int) -> list[dict[str, object]]:
-    kind = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False)
-    return [{"id": row, "content": f"token {row}", **kind} for row in range(num_tokens)]
-
-
 STRANGE: dict[str, dict[str, Any]] = {
     "longer": _normalizing(_replacing({"String": "a"}, "a" * 1001)),
     "too much memory": _normalizing(*3 * [_replacing({"String": "a"}, "a" * 10**4)]),
     "a panic": _normalizing({"type": "Precompiled", "precompiled_charsmap": "/////w=="}),
-    "a template": _template(300),
-    "added": {"added_tokens": _adding(30_000)},
 }
 
 
@@ -288,7 +240,7 @@ def test_a_tokenizer_that_would_make_texts_endless_is_refused(part, encoder_path
     saved = json.loads((copied / "tokenizer.json").read_text())
     own = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "[UNK]"}  # as it is there
     (copied / "tokenizer_config.json").write_text(json.dumps(own))
-    harmless = _normalizing(_replacing({"Regex": " {2,}"}, " "), {"type": "NFKC"}) | _template(2)
+    harmless = _normalizing(_replacing({"Regex": " {2,}"}, " "), {"type": "NFKC"})
     (copied / "tokenizer.json").write_text(json.dumps(saved | harmless))
     assert load_tokenizer(str(copied)).tokenize("robin")
     (copied / "tokenizer.json").write_text(json.dumps(saved | STRANGE[part]))

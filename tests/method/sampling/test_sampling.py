@@ -19,7 +19,7 @@ from ramen_ray.method.sampling.batches import (
     draw_ads,
     random_order,
 )
-from ramen_ray.method.sampling.training_data import Graphs, Regularizer, TrainingData
+from ramen_ray.method.sampling.training_data import Regularizer, TrainingData
 
 NUM_EPOCHS = 400
 SIDES = ("query", "ad")
@@ -68,14 +68,9 @@ def test_orders_change_with_epoch_and_seed_and_leave_no_query_out_forever():
 
 
 def _columns(batch: Batch) -> np.ndarray:
-    """Lay a batch out as one row a slot: query, ad, hard negatives, each regulariser's anchor."""
-    anchors = [drawn.anchors for drawn in batch.anchors.values()]
-    return np.column_stack([batch.queries, batch.ads, batch.hard_negatives, *anchors])
-
-
-def _nodes(batch: Batch) -> np.ndarray:
-    """Return the nodes of each regulariser (slots, regularisers)."""
-    return np.column_stack([drawn.nodes for drawn in batch.anchors.values()])
+    """Lay a batch out as one row a slot: query, ad, hard negatives, and of each graph two ends."""
+    ends = [column for drawn in batch.anchors.values() for column in drawn]
+    return np.column_stack([batch.queries, batch.ads, batch.hard_negatives, *ends])
 
 
 @pytest.mark.parametrize("num_workers", [2, 3])
@@ -93,8 +88,7 @@ def test_batches_do_not_depend_on_the_workers(prepared, num_workers, clustered, 
         monkeypatch.setattr(distributed, "world", lambda: (rank, world_size))
         sampler = Sampler(data, 16, seed=3, num_hard_negatives=2, nodes=nodes)
         steps = range(2 * sampler.steps_per_epoch)
-        drawn = [sampler.draw(step, sources, REGULARIZERS) for step in steps]
-        return [np.column_stack([_columns(batch), _nodes(batch)]) for batch in drawn]
+        return [_columns(sampler.draw(step, sources, REGULARIZERS)) for step in steps]
 
     whole = draws_of(0, 1)
     parts = [draws_of(rank, num_workers) for rank in range(num_workers)]
@@ -103,15 +97,10 @@ def test_batches_do_not_depend_on_the_workers(prepared, num_workers, clustered, 
         assert expected.shape == (16, 1 + 1 + 2 + 4 + 4)
 
 
-def _one_batch(data: TrainingData, step: int = 0, **settings) -> Batch:
-    """Draw a batch of all queries."""
-    sampler = Sampler(data, len(data.query_ids), seed=0, **settings)
-    return sampler.draw(step, SamplingSources(data.graphs), list(data.graphs))
-
-
 def test_draws_follow_clicks_and_edges_of_their_nodes(prepared):
     data = TrainingData.from_prepared(prepared, REGULARIZERS)
-    batch = _one_batch(data, nodes="clicked")
+    sampler = Sampler(data, len(data.query_ids), seed=0, nodes="clicked")
+    batch = sampler.draw(0, SamplingSources(data.graphs), REGULARIZERS)
     assert sorted(batch.queries.tolist()) == list(range(len(data.query_ids)))
     ads_of = rows_of(data.clicks)
     drawn = batch.ads[:, 0]
@@ -124,9 +113,6 @@ def test_draws_follow_clicks_and_edges_of_their_nodes(prepared):
         for node, anchor in zip(nodes.tolist(), anchors.tolist(), strict=True):
             assert anchor in (linked[node] or [-1])
         assert (anchors == -1).any()
-    for regularizer, (nodes, _) in _one_batch(data).anchors.items():
-        # where all queries have clicks, the batch has them all
-        assert (nodes.tolist() == batch.queries.tolist()) == (regularizer.side == "query")
 
 
 def test_all_nodes_with_edges_are_drawn_alike_clicked_or_not():
@@ -174,19 +160,6 @@ def test_queries_without_clicks_are_nodes_but_never_in_the_order():
         assert set(found.tolist()) == expected
 
 
-def _ten(clicked: list[int], graphs: Graphs) -> TrainingData:
-    """Ten queries with the same clicks."""
-    return TrainingData(np.arange(10), csr_of([clicked] * 10), graphs, {}, {})
-
-
-def _epochs(data: TrainingData, **settings) -> np.ndarray:
-    """Draws of all queries in many epochs."""
-    sampler = Sampler(data, len(data.query_ids), seed=0, **settings)
-    sources = SamplingSources(data.graphs)
-    found = [sampler.draw(epoch, sources, list(data.graphs)) for epoch in range(NUM_EPOCHS)]
-    return np.concatenate([_columns(batch)[np.argsort(batch.queries)] for batch in found])
-
-
 def _assert_shares(drawn: np.ndarray, shares: dict[int, float]) -> None:
     ids, counts = np.unique(drawn, return_counts=True)
     assert ids.tolist() == sorted(shares)
@@ -197,15 +170,16 @@ def _assert_shares(drawn: np.ndarray, shares: dict[int, float]) -> None:
 def test_ads_are_drawn_in_proportion_to_their_clicks_on_request():
     rows, ads = np.repeat(np.arange(10), 3), np.tile([0, 1, 4], 10)
     weighted = Csr.from_pairs(rows, ads, 10, np.tile([1.0, 6.0, 3.0], 10))
-    drawn = _epochs(_ten([0, 1, 4], {}), clicks=weighted)
-    _assert_shares(drawn[:, 1], {0: 1, 1: 6, 4: 3})
+    data = TrainingData(np.arange(10), csr_of([[0, 1, 4]] * 10), {}, {}, {})
+    sampler = Sampler(data, 10, seed=0, clicks=weighted)
+    drawn = [sampler.draw(step, SamplingSources({}), []).ads for step in range(NUM_EPOCHS)]
+    _assert_shares(np.concatenate(drawn), {0: 1, 1: 6, 4: 3})
 
 
-def _several(clicks: Csr, num_ads: int, num_epochs: int = 1) -> np.ndarray:
+def _several(clicks: Csr, num_ads: int, num_epochs: int) -> np.ndarray:
     """Draw for every row in many epochs; returns (epochs, rows, ads)."""
     rows = np.arange(clicks.num_rows)
-    drawn = [draw_ads(clicks, rows, rows + 7, (3, e), num_ads) for e in range(num_epochs)]
-    return np.stack(drawn)
+    return np.stack([draw_ads(clicks, rows, rows + 7, (3, e), num_ads) for e in range(num_epochs)])
 
 
 def test_several_ads_of_a_query_are_distinct_clicks_or_all_of_them():
