@@ -72,11 +72,10 @@ def test_a_log_becomes_two_anchor_sets_that_a_command_uses(copied, tmp_path, don
     assert not [text for text in anchors if text.startswith("only once")]
     assert [file.name for file in copied.rglob(".*")] == [".lock"]
 
-    log.astype({"time": str}).to_parquet(tmp_path / "log.parquet", row_group_size=1000)
     made = _tables(copied)
-    for source in ("log.csv", "log.parquet"):
-        done(graph, "co-session", copied, "--sessions", tmp_path / source, "--replace")
-        assert _tables(copied) == made
+    log.astype({"time": str}).to_parquet(tmp_path / "log.parquet", row_group_size=1000)
+    done(graph, "co-session", copied, "--sessions", tmp_path / "log.parquet", "--replace")
+    assert _tables(copied) == made
 
 
 @pytest.mark.parametrize(
@@ -97,14 +96,13 @@ def test_a_log_without_edges_is_one_clear_error(content, message, copied, tmp_pa
     assert not list(copied.rglob(".*"))
 
 
-@pytest.mark.parametrize("command", ["co-session", "edges", "similar"])
+@pytest.mark.parametrize("command", ["co-session", "similar"])
 def test_a_dataset_with_errors_gets_no_graph(command, copied, tmp_path, refused):
     ads = Dataset(copied).read("ads").to_pylist()
     ads[3]["text"] = " "
     pq.write_table(pa.Table.from_pylist(ads), copied / "ads.parquet")
     flags = {
         "co-session": ["--sessions", tmp_path / "log.csv"],
-        "edges": ["--name", "mine", "--query-edges", tmp_path / "log.csv"],
         "similar": [],
     }
     error = refused(graph, command, copied, *flags[command])

@@ -1,6 +1,7 @@
 """Grades of teachers, against scores of their own libraries and plain loops."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -144,12 +145,8 @@ def test_a_cross_encoder_grades_what_a_retriever_finds(
     scores = library.predict(pairs, show_progress_bar=False).reshape(len(queries), len(ads))
     best, _ = _answered(store, models[0], dataset)
     _check(Dataset(dataset.path), best, [scores])
-    config = json.loads((cross_encoder / "config.json").read_text())
-    config["id2label"] = {"0": "no", "1": "yes"}
-    odd = tmp_path / "odd"
-    odd.mkdir()
-    for file in cross_encoder.iterdir():
-        (odd / file.name).write_bytes(file.read_bytes())
-    (odd / "config.json").write_text(json.dumps(config))
+    odd = Path(shutil.copytree(cross_encoder, tmp_path / "odd"))
+    config = json.loads((odd / "config.json").read_text())
+    (odd / "config.json").write_text(json.dumps(config | {"id2label": {"0": "no", "1": "yes"}}))
     code, told = run_here(score, *words, "--model", odd, "--finder", models[0])
     assert (code, "2 scores" in told) == (2, True), told

@@ -58,17 +58,14 @@ def test_a_share_of_a_gpu_is_of_one_gpu():
 @pytest.mark.parametrize(
     ("held", "share"),
     [
-        ([], {"num_cpus": 0, "num_gpus": 0.25}),
         ([{"GPU": 0.7}] * 2, {"num_cpus": 0, "num_gpus": 0.25}),
         ([{"GPU": 0.8}] * 2, {"num_cpus": 1, "num_gpus": 0}),  # no single GPU has 0.25
-        ([{"GPU": 1}] * 2, {"num_cpus": 1, "num_gpus": 0}),
         ([{"GPU": 1}] * 2 + [{"CPU": 1}] * 2, {"num_cpus": 0, "num_gpus": 0}),
     ],
 )
 def test_background_tasks_take_what_is_free_in_one_place(held, share):
     with no_placement_group_left():
-        if held:
-            assert placement_group(held).wait()
+        assert placement_group(held).wait()
         left = {name: 2 - sum(one.get(name, 0) for one in held) for name in ("CPU", "GPU")}
         wait_until(lambda: free() == pytest.approx(tuple(left.values())), "the group is not made")
         assert free_share() == share

@@ -71,10 +71,10 @@ def test_a_replica_answers_while_it_loads_another_version(monkeypatch):
     assert asyncio.run(ask()) == ["old", "old", "old", "old", "new"]
 
 
-@pytest.mark.parametrize("count", [2, 3, 7])
-def test_shards_find_what_one_search_finds(store, dataset_path, tmp_path, monkeypatch, count):
+def test_shards_find_what_one_search_finds(store, dataset_path, tmp_path, monkeypatch):
     from ramen_ray.orchestration.serve.replicas import hold_shard
 
+    count = 3
     monkeypatch.setattr(shards, "ADS_PER_PRODUCT", 8)  # of 40 ads
     uri = uri_of(store.champion("shards", 0.0, with_markets(dataset_path, tmp_path / "a")).model_id)
     registry = Registry(store.uri)

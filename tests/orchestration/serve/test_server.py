@@ -66,7 +66,6 @@ def test_a_query_that_is_no_text_has_an_error_in_its_row(client):
     ("content", "headers", "sentence"),
     [
         (b'{"inputs": ' + b"[" * 100_000, AS_JSON, "no JSON"),
-        (b"\x00\xff" * 1_000, AS_JSON, "JSON"),
         (b'["oak"]', AS_JSON, "the request"),
         (b'{"instances": [{"query": "oak"}]}', AS_JSON, "inputs"),
         (b'{"inputs": ["oak"], "params": {"topk": 1}}', AS_JSON, "params.topk"),
@@ -76,8 +75,6 @@ def test_a_query_that_is_no_text_has_an_error_in_its_row(client):
         (b'{"inputs": ["oak"]}', {}, "the request"),
         (b" " * (MAX_BODY_BYTES + 1), AS_JSON, "16000000 bytes"),
         (b'{"inputs": ["oak"], "params": {"top_k": true}}', AS_JSON, "top_k is True"),
-        (b'{"inputs": ["oak"], "params": {"top_k": 3.5}}', AS_JSON, "top_k is 3.5"),
-        (b'{"inputs": ["oak"], "params": {"min_score": true}}', AS_JSON, "min_score is True"),
         (b'{"inputs": ["oak"], "params": {"filter": ["a"]}}', AS_JSON, "filter is ['a']"),
         (b'{"inputs": ["oak"], "params": {"filter": {"\\ud800": "a"}}}', AS_JSON, "no column"),
         (b'{"inputs": [1], "' + b"k" * 1_000_000 + b'": 1}', AS_JSON, "kkk"),
@@ -87,10 +84,8 @@ def test_a_query_that_is_no_text_has_an_error_in_its_row(client):
             "no column 'kkk",
         ),
         (b'{"inputs": [' + b"1," * 300_000 + b"1]}", AS_JSON, "200000 values"),
-        (b'{"inputs": [' + rb'"\\", ' * 300_000 + b"1]}", AS_JSON, "200000 values"),
         ('{"inputs": ["oak"]}'.encode("utf-16"), AS_JSON, "no JSON"),
         (json.dumps({"inputs": ["oak"] * 10_001}).encode(), AS_JSON, "10000"),
-        (json.dumps({"inputs": ["x" * 9_999] * 201}).encode(), AS_JSON, "2000000"),
     ],
 )
 def test_a_bad_request_is_refused_in_one_sentence(client, content, headers, sentence):
