@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import faiss
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import ray
@@ -53,7 +54,7 @@ from ramen_ray.orchestration.deploy.prediction_files import (
     query_files,
 )
 from ramen_ray.orchestration.run.directory import RunDirectory, refuse_other
-from ramen_ray.orchestration.sharded_search import needs_of
+from ramen_ray.orchestration.sharded_search import needs_of, queries_at_once
 from ramen_ray.tracking.registry import Registry, RegistryError, ask, check_options
 
 CPUS_PER_ACTOR = 2
@@ -246,7 +247,7 @@ class Answer:
         asked = self.work.asked
         schema = self.work.answers.schema(partition)
         beside = schema.names[len(partition.schema) :]
-        at_once = max(min(QUERIES_PER_ANSWER, MAX_ANSWERS // asked.top_k), 1)
+        at_once = queries_at_once(asked.top_k)
         for batch in partition.batches():
             for start in range(0, len(batch), at_once):
                 rows = batch.slice(start, at_once)
@@ -255,16 +256,26 @@ class Answer:
                 yield pa.Table.from_arrays([*rows.columns, *columns], schema=schema)
 
     def _ask(self, texts: Sequence[Any]) -> pa.Table:
-        """Answer queries, by halves if they are too much together."""
-        asked = self.work.asked
-        params = {name: getattr(asked, name) for name in PARAMS}
+        """Answer queries; those of about one length together, as all are padded to the longest."""
+        most = max(min(QUERIES_PER_ANSWER, MAX_ANSWERS // self.work.asked.top_k), 1)
+        by_length = sorted(range(len(texts)), key=lambda row: len(str(texts[row])))
+        answers = [
+            self._ask_together([texts[row] for row in by_length[start : start + most]])
+            for start in range(0, len(texts), most)
+        ]
+        return pa.concat_tables(answers).take(np.argsort(by_length))
+
+    def _ask_together(self, texts: Sequence[Any]) -> pa.Table:
+        """Answer queries by one request, or by halves if they are too much for one."""
+        params = {name: getattr(self.work.asked, name) for name in PARAMS}
         try:
             return ask(self.retriever, texts, params)
         except RegistryError:
             if len(texts) == 1:
                 raise
         middle = len(texts) // 2
-        return pa.concat_tables([self._ask(texts[:middle]), self._ask(texts[middle:])])
+        halves = texts[:middle], texts[middle:]
+        return pa.concat_tables(map(self._ask_together, halves))
 
 
 def _search(shard: ActorHandle, vectors: Embeddings, k: int, among: Flags | None) -> TopK:
