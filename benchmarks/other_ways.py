@@ -78,7 +78,7 @@ def main() -> None:
             over = PRESET if title != PRESET else ""
             lines += compared(dataset, title, of_way, over, runs[PRESET])
         gain = mean(of_way, "R@10") / mean(runs[PRESET], "R@10")
-    write("other_ways", lines, asked.into)
+    write("graph_further", lines, asked.into)
     finish(gain, {})
 
 
