@@ -148,12 +148,12 @@ class _Work:
 
     def _load(self) -> DualEncoder:
         torch.set_num_threads(self.resources.num_threads)
-        device = "cuda" if ray.get_gpu_ids() else "cpu"
+        device = "cuda" if self.resources.num_gpus else "cpu"
         return load_model(self.model, part=self.part).to(device)
 
     def _embed(self, batch: _Batch, model: DualEncoder) -> None:
         chosen = np.asarray(batch.table.rows[batch.start : batch.stop])
-        use_bf16 = self.resources.use_bf16 and bool(ray.get_gpu_ids())
+        use_bf16 = self.resources.use_bf16 and self.resources.num_gpus > 0
         view = {"queries": model.embed_queries, "ads": model.embed_ads}[batch.table.view]
         embeddings = view(TokenTable.open(batch.table.table), chosen, use_bf16)
         rows = np.load(self.file, mmap_mode="r")
