@@ -14,14 +14,8 @@ from support import (
     query_table,
     text_table,
 )
-from torch import Tensor
 
-from experiments.oak.links import (
-    bank_texts,
-    first_links,
-    held_out_links,
-    train_links,
-)
+from experiments.oak.links import first_links, held_out_links
 from experiments.oak.method import (
     AugmentedQueries,
     OakSettings,
@@ -57,27 +51,9 @@ class Run(ConfiguredRun):
             self.part = oak_part(config, oak, data, self.model, self.sampler)
             self.state.parts = [self.part]
 
-    @property
-    def bank(self) -> Tensor:
-        return self.part.augmentation.bank.vectors
-
     def metrics(self, split: str, links: np.ndarray) -> dict[str, float]:
         answering = AugmentedQueries(self.model, self.part.augmentation, links)
         return evaluate(answering, self.data, split, Propensity())[0]
-
-
-def test_the_bank_starts_at_the_anchors_texts(config, prepared_bag):
-    run = Run(config, prepared_bag)
-    texts = bank_texts(prepared_bag, SETS)
-    assert len(texts) == 30 + 6
-    weights = run.model.encoder.token_embeddings
-    for row, vector in enumerate(run.bank):
-        tokens = torch.from_numpy(texts.gather(np.array([row])))
-        torch.testing.assert_close(vector, weights[tokens].mean(dim=0))
-    edges = train_links(prepared_bag, SETS)
-    assert run.part.augmentation.bank.is_trained.nonzero()[0].tolist() == sorted(
-        set(edges.indices.tolist())
-    )
 
 
 def test_the_term_of_the_encoder_alone_is_the_base(config, prepared_bag):

@@ -17,25 +17,14 @@ def _normal(*shape: int, seed: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-@pytest.fixture
-def queries() -> Tensor:
-    return functional.normalize(_normal(len(LINKS), DIM, seed=1), dim=1)
-
-
-def _augmentation(pooling: Pooling = "attention", *, trained: bool = True) -> Augmentation:
+def _augmentation(pooling: Pooling) -> Augmentation:
     """Build one whose maps, biases and norm are anything, as after training."""
     combiner = Combiner(DIM, pooling)
-    if trained:
-        with torch.no_grad():
-            for number, parameter in enumerate(combiner.parameters()):
-                parameter.add_(_normal(*parameter.shape, seed=10 + number))
+    with torch.no_grad():
+        for number, parameter in enumerate(combiner.parameters()):
+            parameter.add_(_normal(*parameter.shape, seed=10 + number))
     bank = Classifiers(3 * _normal(NUM_ANCHORS, DIM, seed=2), 0, np.ones(NUM_ANCHORS, dtype=bool))
     return Augmentation(combiner.eval(), bank)
-
-
-def _applied(augmentation: Augmentation, queries: Tensor, links: np.ndarray) -> Tensor:
-    anchors = np.unique(links[links >= 0])
-    return augmentation(queries, links, anchors, augmentation.bank.take(anchors))
 
 
 def _map(module: nn.Module, vector: Tensor) -> Tensor:
@@ -50,10 +39,12 @@ def _map(module: nn.Module, vector: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("pooling", ["attention", "mean"])
-def test_each_query_gets_the_printed_sum(pooling, queries):
+def test_each_query_gets_the_printed_sum(pooling):
+    queries = functional.normalize(_normal(len(LINKS), DIM, seed=1), dim=1)
     augmentation = _augmentation(pooling)
     combiner = augmentation.combiner
-    found = _applied(augmentation, queries, LINKS)
+    anchors = np.unique(LINKS[LINKS >= 0])
+    found = augmentation(queries, LINKS, anchors, augmentation.bank.take(anchors))
     for x, links, enriched in zip(queries, LINKS, found, strict=True):
         linked = [anchor for anchor in links.tolist() if anchor >= 0]
         if not linked:

@@ -110,7 +110,7 @@ error queries/test ad_ids""",
         remove("filters/test", recount=False): "warning dataset.json",
     },
     {  # types
-        edit("ads", lambda rows: rows.append_column("text", rows["text"])): "error ads text",
+        edit("ads", lambda rows: rows.append_column("Text", rows["text"])): "error ads text",
         cast("edges/links/ad", "anchor_id", pa.int32()): "error edges/links/ad anchor_id",
         cast("queries/train", "weights", pa.list_(pa.float64())): "error queries/train weights",
         set_cells("anchors/topics", "anchor_id", 5, 6): "error anchors/topics 5 anchor_id",

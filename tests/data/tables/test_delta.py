@@ -172,6 +172,7 @@ def test_what_its_files_alone_do_not_say_is_refused_by_name(tmp_path, monkeypatc
             "configuration": mapped,
         },
         "gone.parquet is gone": {"entries": [_added("a.parquet"), _added("gone.parquet")]},
+        "no files": {"entries": []},
     }
     for number, (said, log) in enumerate(tables.items()):
         folder = tmp_path / str(number)

@@ -106,6 +106,8 @@ def test_a_saved_folder_gives_the_same_embeddings_here_and_in_sentence_transform
     again = load_encoder(tmp_path / "saved")
     again.save(tmp_path / "twice", MAX_LENGTH)
     assert _encode(load_encoder(tmp_path / "twice"), TEXTS).tolist() == expected.tolist()
+    saved = AutoTokenizer.from_pretrained(tmp_path / "saved")
+    assert saved.encode(TEXTS[4]) == load_tokenizer(str(encoder_path)).encode(TEXTS[4]), "not cut"
     theirs = SentenceTransformer(str(tmp_path / "saved"), device="cpu")
     np.testing.assert_allclose(theirs.encode(TEXTS), expected, atol=1e-5)
     if kind != "bag":
@@ -205,6 +207,9 @@ def test_a_damaged_folder_is_refused(damage, encoder_path, tmp_path):
     with pytest.raises(EncoderError, match=f"damaged.*{said}") as error:
         build_transformer(str(folder))
     assert "\n" not in str(error.value)
+    if damage == "other tokens":
+        with pytest.raises(EncoderError, match=said):
+            build_bag(str(folder))
 
 
 def test_no_kernel_that_a_configuration_names_is_fetched(encoder_path, tmp_path):

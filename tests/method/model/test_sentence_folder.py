@@ -22,7 +22,7 @@ from sentence_transformers.sentence_transformer.modules import (
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from ramen_ray.config import EncoderConfig, RunConfig
+from ramen_ray.config import EncoderConfig, RunConfig, overlay
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.errors import UserError
 from ramen_ray.method.graph.similar import SimilarSettings
@@ -136,15 +136,10 @@ def test_a_pooling_that_is_asked_for_is_taken_instead(tmp_path):
 
 
 REFUSED = {
-    "LayerNorm": (["mean", LayerNorm(16)], "lists Transformer, Pooling, LayerNorm; honoured are"),
-    "two Dense": (["mean", Dense(16, 8), Dense(8, 4)], "lists Transformer, Pooling, Dense, Dense;"),
-    "max": (["max"], "pools by max, which is not offered: set --encoder.pooling mean or cls"),
-    "two poolings": ([("mean", "max")], "pools by mean and max, which is not offered"),
-    "GELU": (
-        ["mean", Dense(16, 8, activation_function=torch.nn.GELU())],
-        "2_Dense has activation_function torch.nn.modules.activation.GELU; a projection is",
-    ),
-    "residual": (["mean", Dense(16, 16, use_residual=True)], "2_Dense has use_residual"),
+    "LayerNorm": (["mean", LayerNorm(16)], "LayerNorm"),
+    "max": (["max"], "max.*--encoder.pooling"),
+    "two poolings": ([("mean", "max")], "mean and max"),
+    "GELU": (["mean", Dense(16, 8, activation_function=torch.nn.GELU())], "2_Dense.*GELU"),
 }
 
 
@@ -159,39 +154,27 @@ def test_modules_that_training_would_leave_out_are_refused(case, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("file", "change", "fragment"),
+    ("file", "change"),
     [
-        ("modules.json", lambda it: it.__setitem__(1, "Pooling"), "is not a list of modules"),
-        ("modules.json", lambda it: it[0].update(path="0_Transformer"), "are in 0_Transformer"),
-        (
-            "2_Dense/config.json",
-            lambda it: it.update(module_input_name="token_embeddings"),
-            "2_Dense has module_input_name token_embeddings",
-        ),
-        (
-            "sentence_bert_config.json",
-            lambda it: it.update(do_lower_case=True),
-            "has do_lower_case, which its tokenizer does not do",
-        ),
-        ("modules.json", "{", "modules.json"),
-        ("2_Dense/model.safetensors", "{", "model.safetensors"),
-        ("2_Dense/config.json", None, "no 2_Dense/config.json, which its modules.json needs"),
-        ("2_Dense/model.safetensors", None, "no 2_Dense/model.safetensors, which its modules.j"),
+        ("modules.json", lambda it: it.__setitem__(1, "Pooling")),
+        ("modules.json", lambda it: it[0].update(path="0_Transformer")),
+        ("2_Dense/config.json", lambda it: it.update(module_input_name="token_embeddings")),
+        ("sentence_bert_config.json", lambda it: it.update(do_lower_case=True)),
+        ("2_Dense/model.safetensors", None),
     ],
 )
-def test_files_that_are_damaged_or_ask_for_more_are_named(file, change, fragment, tmp_path):
+def test_files_that_are_damaged_or_ask_for_more_are_named(file, change, tmp_path):
     modules = ["mean", Dense(16, 8), Normalize()]
     _theirs(_plain(tmp_path / "plain"), *modules).save(str(tmp_path / "theirs"))
     path = tmp_path / "theirs" / file
     if change is None:
         path.unlink()
-    elif isinstance(change, str):
-        path.write_text(change)
     else:
         content = json.loads(path.read_text()) if path.is_file() else {}
         change(content)
         path.write_text(json.dumps(content))
-    with pytest.raises(EncoderError, match=fragment):
+    named = file.removesuffix("/config.json").replace("modules.json", "module|0_Transformer")
+    with pytest.raises(EncoderError, match=named):
         build_transformer(str(tmp_path / "theirs"))
 
 
@@ -268,13 +251,12 @@ def test_what_cannot_be_done_is_noted_or_refused(tmp_path):
     plain = _plain(tmp_path / "plain")
     odd = {"prompts": {"s2p": "find: "}, "similarity_fn_name": "dot"}
     _theirs(plain, "mean", **odd).save(str(tmp_path / "noted"))
-    notes = open_encoder(str(tmp_path / "noted")).notes
-    assert len(notes) == 2
-    assert "has prompts (s2p 'find: '), but does not say which is for queries" in notes[0]
-    assert "similarity 'dot'; here it is the cosine" in notes[1]
+    of_prompts, of_similarity = open_encoder(str(tmp_path / "noted")).notes
+    assert "s2p 'find: '" in of_prompts
+    assert "'dot'" in of_similarity
     pooling = tmp_path / "noted" / "1_Pooling" / "config.json"
     pooling.write_text(json.dumps({**json.loads(pooling.read_text()), "include_prompt": False}))
-    with pytest.raises(EncoderError, match="leaves the tokens of prompts out of its pooling"):
+    with pytest.raises(EncoderError, match="tokens of prompts"):
         build_transformer(str(tmp_path / "noted"))
     _theirs(plain, "mean", Normalize(), similarity_fn_name="dot").save(str(tmp_path / "same"))
     assert not open_encoder(str(tmp_path / "same")).notes
@@ -307,45 +289,33 @@ def _static(folder: Path, table: torch.Tensor) -> Path:
     return weights
 
 
-@pytest.mark.parametrize("has_own_tokenizer", [False, True])
-def test_a_bag_of_sentence_transformers_is_encoded_as_there(has_own_tokenizer, tmp_path):
-    table = torch.randn(12, 6, generator=torch.Generator().manual_seed(0))
-    weights = _static(tmp_path / "theirs", table)
-    if has_own_tokenizer:
-        _tokenizer(**SPECIAL).save_pretrained(tmp_path / "theirs")
-    expected = _encoded(tmp_path / "theirs", None)
-    found = _encode(build_bag(str(tmp_path / "theirs")), 99)
-    np.testing.assert_allclose(found, expected, atol=CLOSE)
-    save_file({"other": table}, weights)
-    with pytest.raises(EncoderError, match=r"embedding\.weight from .*theirs"):
-        build_bag(str(tmp_path / "theirs"))
-
-
-def test_a_bag_of_model2vec_is_encoded_as_sentence_transformers_does(tmp_path):
+@pytest.mark.parametrize("kind", ["static", "with a tokenizer of its own", "model2vec"])
+def test_a_bag_is_encoded_as_sentence_transformers_does(kind, tmp_path):
     draw = torch.Generator().manual_seed(0)
     table = torch.randn(12, 6, generator=draw)
-    weights = _static(tmp_path / "theirs", table)
-    mapping = torch.arange(12).flip(0) // 2
-    scales = torch.rand(12, generator=draw) + 0.5
-    save_file({"embeddings": table[:6].half(), "mapping": mapping, "weights": scales}, weights)
-    expected = _encoded(tmp_path / "theirs", None)
-    encoder = build_bag(str(tmp_path / "theirs"))
-    np.testing.assert_allclose(_encode(encoder, 99), expected, atol=CLOSE)
-    assert embedding_dim(EncoderConfig(pretrained=str(tmp_path / "theirs"), kind="bag")) == 6
+    theirs = tmp_path / "theirs"
+    weights = _static(theirs, table)
+    if kind == "with a tokenizer of its own":
+        _tokenizer(**SPECIAL).save_pretrained(theirs)
+    elif kind == "model2vec":
+        mapping = torch.arange(12).flip(0) // 2
+        scales = torch.rand(12, generator=draw) + 0.5
+        save_file({"embeddings": table[:6].half(), "mapping": mapping, "weights": scales}, weights)
+    expected = _encoded(theirs, None)
+    np.testing.assert_allclose(_encode(build_bag(str(theirs)), 99), expected, atol=CLOSE)
+    assert embedding_dim(EncoderConfig(pretrained=str(theirs), kind="bag")) == 6
+    save_file({"other": table}, weights)
+    with pytest.raises(EncoderError, match=r"embedding.*theirs"):
+        build_bag(str(theirs))
 
 
-@pytest.mark.parametrize("name", ["T5", "Bart", "T5Encoder"])
-def test_encoders_with_decoders_are_named(name, tmp_path):
-    few = {"vocab_size": 12, "d_model": 16, "decoder_start_token_id": 0}
-    if name == "Bart":
-        config = transformers.BartConfig(
-            **few, encoder_layers=1, decoder_layers=1, encoder_ffn_dim=8
-        )
-    else:
-        config = transformers.T5Config(**few, d_kv=8, d_ff=8, num_layers=1, num_heads=2)
-    getattr(transformers, f"{name}Model")(config).save_pretrained(tmp_path)
+@pytest.mark.parametrize(
+    "config", [transformers.BartConfig(), transformers.T5Config(is_encoder_decoder=False)]
+)
+def test_encoders_with_decoders_are_named(config, tmp_path):
+    config.save_pretrained(tmp_path)
     _tokenizer(**SPECIAL).save_pretrained(tmp_path)
-    with pytest.raises(EncoderError, match=r"is of type (t5|bart), an encoder with a decoder"):
+    with pytest.raises(EncoderError, match=f"is of type {config.model_type}, .* decoder"):
         build_transformer(str(tmp_path))
 
 
@@ -390,41 +360,35 @@ def test_a_folder_of_the_hub_is_read_alike(tmp_path, monkeypatch, caplog):
     assert (found.pooling, found.dense, found.dense_dim) == ("cls", snapshot / "2_Dense", 6)
     (snapshot / "modules.json").unlink()
     assert open_encoder("mine/tiny").dense is None
-    assert "'mine/tiny': cannot ask the hub for modules.json" in caplog.text
+    assert "cannot ask the hub for modules.json" in caplog.text
 
 
 def test_an_encoder_that_cannot_be_trained_is_refused_at_the_start(dataset_path, tmp_path, caplog):
-    plain = {name: _plain(tmp_path / name, name) for name in ("Bert", "Roberta")}
-    for name, modules in {"max": ["max"], "dense": ["mean", Dense(16, 6)]}.items():
-        _theirs(plain["Bert"], *modules, prompts={"s2p": "find: "}).save(str(tmp_path / name))
-    cases: list[tuple[Path, dict[str, Any], str]] = [
-        (plain["Roberta"], {"max_length": 19}, "encoder.max_length 19"),
-        (tmp_path / "max", {}, "pools by max"),
-        (tmp_path / "dense", {"projection_dim": 5}, "has a projection to 6 dimensions already"),
-        (tmp_path / "dense", {"dim": 5}, "encoder.dim 5: "),
-        (plain["Bert"], {"dim": 17}, "encoder.dim 17"),
-        (plain["Bert"], {"dim": 5, "projection_dim": 5}, "encoder.dim or encoder.projection"),
+    plain = _plain(tmp_path / "Roberta", "Roberta")
+    theirs = _theirs(plain, "mean", Dense(16, 6), prompts={"s2p": "find: "})
+    theirs.save(str(tmp_path / "dense"))
+
+    def check(folder: str, **settings: Any) -> None:
+        settings = {"max_length": 8, **settings}
+        encoder = EncoderConfig(pretrained=str(tmp_path / folder), **settings)
+        config = RunConfig(encoder=encoder, dataset=str(dataset_path))
+        no_graphs = {"regularization.lambda_x": {}, "regularization.lambda_z": {}}
+        config = overlay(config, {"training.global_batch_size": 8, **no_graphs})
+        check_config(config, Dataset(dataset_path))
+
+    cases: list[tuple[str, dict[str, Any], str]] = [
+        ("Roberta", {"max_length": 19}, "encoder.max_length 19"),
+        ("dense", {"projection_dim": 5}, "has a projection to 6 dimensions already"),
+        ("dense", {"dim": 5}, "encoder.dim 5: "),
+        ("Roberta", {"dim": 17}, "encoder.dim 17"),
+        ("Roberta", {"dim": 5, "projection_dim": 5}, "encoder.dim or encoder.projection"),
     ]
     for folder, settings, fragment in cases:
         with pytest.raises(UserError, match=fragment):
-            _check(dataset_path, folder, settings)
-    for folder, settings in (
-        (plain["Roberta"], {"max_length": 18}),
-        (plain["Roberta"], {"max_length": 19, "kind": "bag"}),
-        (tmp_path / "max", {"pooling": "mean"}),
-        (tmp_path / "max", {"pooling": "mean"}),
-        (tmp_path / "dense", {"projection_dim": 6}),
-    ):
-        _check(dataset_path, folder, settings)
-    assert caplog.text.count(f"'{tmp_path}/max' has prompts (s2p 'find: ')") == 1
+            check(folder, **settings)
+    check("Roberta", max_length=18)
+    check("Roberta", max_length=19, kind="bag")
+    check("dense", projection_dim=6)
+    assert "s2p 'find: '" in caplog.text
     with pytest.raises(EncoderError, match="max_length 19"):
-        add_similar(dataset_path, "near", SimilarSettings(str(plain["Roberta"]), max_length=19))
-
-
-def _check(dataset_path: Path, folder: Path, settings: dict[str, Any]) -> None:
-    encoder = EncoderConfig(**{"pretrained": str(folder), "max_length": 8, **settings})
-    config = RunConfig(encoder=encoder, dataset=str(dataset_path))
-    training = config.training.model_copy(update={"global_batch_size": 8})
-    regularization = config.regularization.model_copy(update={"lambda_x": {}, "lambda_z": {}})
-    changes = {"training": training, "regularization": regularization}
-    check_config(config.model_copy(update=changes), Dataset(dataset_path))
+        add_similar(dataset_path, "near", SimilarSettings(str(plain), max_length=19))
