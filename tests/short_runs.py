@@ -2,6 +2,7 @@
 
 import gc
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import distributed, nn
 
 from ramen_ray.config import RunConfig
 from ramen_ray.data.prepared.folder import Prepared
+from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.model.dual_encoder import DualEncoder, load_model
 from ramen_ray.method.model.encoder import Encoder, build_bag, build_transformer
 from ramen_ray.method.objectives.terms import Objective
@@ -104,6 +106,22 @@ class ConfiguredRun(Run):
         training_data = build_training_data(config, data, self.objective.regularizers)
         self.sampler = configured_sampler(config, data, training_data)
         self.state = build_state(config, self.model, self.model, self.sampler, self.objective)
+
+
+def fit_here(config: RunConfig, **context: Any) -> Any:
+    """Fit in this process, whose worker's ``context`` may be another; returns a TrainResult."""
+    from ramen_ray.orchestration.run.fit import fit_on  # other trainings need no Ray
+    from ramen_ray.orchestration.run.identity import identity_of
+    from ramen_ray.orchestration.run.processes import only_worker
+
+    dataset = Dataset(config.dataset)
+    worker = replace(only_worker(), **context)
+    precision = torch.get_float32_matmul_precision()
+    try:
+        made_from = identity_of(config, dataset)
+        return fit_on(dataset, config, made_from, lambda train, *_: train(worker))
+    finally:
+        torch.set_float32_matmul_precision(precision)
 
 
 def run_two_workers(worker: Callable[..., None], folder: Path, *arguments: object) -> None:

@@ -12,29 +12,19 @@ from pathlib import Path
 import mlflow
 import pytest
 from conftest import free_port
-from mlflow.tracking import MlflowClient
 from ray.job_submission import JobStatus, JobSubmissionClient
 from stores import choose
 from support import PATIENCE_S, ROOT, running, wait_until
 
 from jobs import train
-from ramen_ray.config import overlay
+from ramen_ray.config import overlay, read_config, write_config
 from ramen_ray.orchestration.cluster import joining
+from ramen_ray.orchestration.run.directory import RunDirectory
 from ramen_ray.presets import tiny
 from ramen_ray.tracking.registry import Registry
-from ramen_ray.tracking.runs import DESCRIPTION_TAG
+from ramen_ray.tracking.runs import DESCRIPTION_TAG, Run
 
 TOO_FEW_EPOCHS = "training.epochs 2 is too few, as these would never be used: pruned graphs after"
-
-
-def _flags(encoder_path: Path, output: Path) -> list[str]:
-    """Train on little data, so slowly that the second validation is no better than the first."""
-    return [
-        *("--encoder.kind", "bag", "--encoder.pretrained", str(encoder_path)),
-        *("--training.global-batch-size", "8", "--training.epochs", "4"),
-        *("--optimizer.lr", "1e-12", "--training.early-stop-patience", "1"),
-        *("--workers.cpus-per-worker", "1", "--output", str(output)),
-    ]
 
 
 @pytest.fixture
@@ -68,61 +58,54 @@ def _submit(
             time.sleep(0.5)
 
 
-def _logs_of(client: JobSubmissionClient, job: str) -> str:
-    """Return what a job says, which must succeed."""
+@pytest.mark.slow
+def test_a_submitted_job_is_tracked_by_a_server(
+    head, mlflow_server, small_run, tmp_path, monkeypatch
+):
+    monkeypatch.delenv("RAY_ADDRESS")  # it would take precedence over the client's address
+    config = overlay(small_run, {"name": "submitted", "output": str(tmp_path)})
+    write_config(config, tmp_path / "config.json")
+    command = f"{sys.executable} jobs/train.py --config {tmp_path}/config.json"
+    with_password = mlflow_server.replace("http://", "http://ann:s3cret@")
+    client, job = _submit(head.dashboard, command, MLFLOW_TRACKING_URI=with_password)
     wait_until(lambda: client.get_job_status(job).is_terminal(), lambda: client.get_job_logs(job))
     logs = client.get_job_logs(job)
     assert client.get_job_status(job) == JobStatus.SUCCEEDED, logs
-    return logs
-
-
-def test_a_submitted_job_trains_beside_its_base_and_is_tracked_by_a_server(
-    head, mlflow_server, dataset_path, encoder_path, prepared_by_runs, tmp_path, monkeypatch
-):
-    (tmp_path / "prepared").symlink_to(prepared_by_runs)
-    monkeypatch.delenv("RAY_ADDRESS")  # it would take precedence over the client's address
-    flags = " ".join(["--dataset", str(dataset_path), *_flags(encoder_path, tmp_path)])
-    command = f"{sys.executable} jobs/train.py tiny --with-base --name submitted {flags}"
-    with_password = mlflow_server.replace("http://", "http://ann:s3cret@")
-    client, job = _submit(head.dashboard, command, MLFLOW_TRACKING_URI=with_password)
-    logs = _logs_of(client, job)
-    run_id = json.loads((tmp_path / "runs" / "submitted" / "run.json").read_text())["mlflow_run_id"]
-    tracked = MlflowClient(tracking_uri=mlflow_server)
-    run = tracked.get_run(run_id)
-    validated = tracked.get_metric_history(run_id, "validation/P_at_1")
-    assert sorted(point.step for point in validated) == [7, 14]
-    (report,) = (tmp_path / "runs" / "submitted").glob("checkpoint_0*/report.json")
-    assert json.loads(report.read_text())["is_last"], "no trial is stopped here"
-    assert run.info.status == "FINISHED"
-    assert not (tmp_path / "mlflow.db").exists()
-    assert not [name for name in run.data.metrics if name.startswith("graph/")]
-    assert not (tmp_path / "runs" / "submitted" / "graphs").exists()
-    assert re.search(r"^step 14/28  .*epoch 2/4: P@1 .* task ", logs, re.MULTILINE), logs
+    assert re.search(r"^step 28/28  .*epoch 4/4: P@1 .* task ", logs, re.MULTILINE), logs
     ours = [line for line in logs.splitlines() if "(PlacementGroupCleaner" not in line]
     assert "pid=" not in "".join(ours), logs  # Ray's cleaner reports other clusters on the machine
     assert len(ours) < 60, logs  # a busy machine adds a line for every twenty seconds
+    assert not (tmp_path / "mlflow.db").exists()
     written = [file for file in tmp_path.rglob("*") if file.is_file()]
     assert not [file for file in written if b"s3cret" in file.read_bytes()]
     assert "s3cret" not in logs
-    shown = re.search(r"test\s+│ in_batch \+ graph\s+│ ([\d.]+)", logs)
-    assert shown is not None, logs
-    assert float(shown.group(1)) == pytest.approx(100 * run.data.metrics["test/P_at_1"], abs=0.005)
-    base = re.search(r"test\s+│ in_batch\s+│ ([\d.]+)", logs)
-    assert base is not None and base.group(1) == shown.group(1), "at that rate nothing is learnt"
-    assert re.search(r"over in_batch\s+│ \+0\.00 \[\+0\.00, \+0\.00\]", logs), logs
-    described = re.sub(" +", " ", run.data.tags[DESCRIPTION_TAG])
-    assert re.search(r"over in_batch \(encoder, step \d+/\d+\) \| \+0\.00", described), described
-    assert "training 2 of 2: in_batch + graph" in logs.splitlines()
-    (beside,) = (tmp_path / "runs").glob("*-in_batch-*")
-    settings = json.loads((beside / "config.json").read_text())["regularization"]
-    assert settings["lambda_x"] == settings["lambda_z"] == {}
+    run_id = RunDirectory.of(config.output, "submitted").mlflow_run_id
     registry = Registry(mlflow_server)
-    model_id = registry.find_logged(run_id, None)[1]
-    assert registry.register("submitted", run_id, model_id) == "1"
-    assert choose(registry, "submitted", run_id, model_id) == "1"
+    model_id = registry.find_logged(str(run_id), None)[1]
+    assert choose(registry, "submitted", str(run_id), model_id) == "1"
     retriever = registry.load("models:/submitted@champion")
     assert len(retriever.answer(["robin"], 3)["ads"][0]) == 3
     mlflow.set_tracking_uri(None)
+
+
+def test_a_run_is_shown_beside_its_base(cluster, small_run, done, tmp_path):
+    learns_nothing = {"optimizer.lr": 1e-12, "training.early_stop_patience": 1}
+    config = overlay(small_run, {**learns_nothing, "name": "mine"})
+    write_config(config, tmp_path / "config.json")
+    printed = done(train, "--config", tmp_path / "config.json", "--with-base")
+    directory = RunDirectory.of(config.output, "mine")
+    run = Run(f"sqlite:///{config.output}/mlflow.db", str(directory.mlflow_run_id))
+    tracked = run.client.get_run(run.id)
+    assert (tracked.info.status, run.read_history("validation/P@1")[0]) == ("FINISHED", [7, 14])
+    value = f"{100 * tracked.data.metrics['test/P_at_1']:.2f}"
+    for row in ("in_batch", r"in_batch \+ graph"):
+        assert re.search(rf"test\s+│ {row}\s+│ {value}", printed), printed
+    assert re.search(r"over in_batch\s+│ \+0\.00 \[\+0\.00, \+0\.00\]", printed), printed
+    described = re.sub(" +", " ", tracked.data.tags[DESCRIPTION_TAG])
+    assert re.search(r"over in_batch \(encoder, step \d+/\d+\) \| \+0\.00", described), described
+    (beside,) = directory.path.parent.glob("*-in_batch-*")
+    graph = read_config(beside / "config.json").regularization
+    assert graph.lambda_x == graph.lambda_z == {}
 
 
 @pytest.mark.parametrize(

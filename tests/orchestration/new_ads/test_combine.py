@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from conftest import Done, Refused
 from safetensors.numpy import load_file
+from short_runs import fit_here
 
 from jobs import combine as combine_job
 from jobs import index as index_job
@@ -25,7 +26,7 @@ from ramen_ray.orchestration.new_ads import combine as combining
 from ramen_ray.orchestration.prepare.pipeline import prepare
 from ramen_ray.orchestration.run.build import encoder_tokenizer
 from ramen_ray.orchestration.run.directory import RunDirectory
-from ramen_ray.orchestration.run.fit import TrainResult, fit
+from ramen_ray.orchestration.run.fit import TrainResult
 from ramen_ray.tracking.registry import Registry
 from ramen_ray.tracking.runs import Run
 
@@ -41,7 +42,7 @@ def config(small_run: RunConfig, split_path: Path) -> RunConfig:
 
 @pytest.fixture(scope="module")
 def trained(cluster: None, config: RunConfig) -> TrainResult:
-    return fit(config)
+    return fit_here(config)
 
 
 def _revealed(split_path: Path, folder: Path, seed: int = 0) -> Path:

@@ -2,7 +2,6 @@
 
 import json
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
+from short_runs import fit_here
 
 from jobs import evaluate as evaluate_job
 from ramen_ray.config import RunConfig, overlay
@@ -28,9 +28,7 @@ from ramen_ray.orchestration.run.build import (
     build_sampler,
     encoder_tokenizer,
 )
-from ramen_ray.orchestration.run.fit import TrainResult, fit_on
-from ramen_ray.orchestration.run.identity import identity_of
-from ramen_ray.orchestration.run.processes import only_worker
+from ramen_ray.orchestration.run.fit import TrainResult
 
 NUM_EPOCHS = 4
 ALIKE = 0.9999  # drops all edges but those between equal texts
@@ -59,8 +57,8 @@ def config(split_path: Path, small_run: RunConfig) -> RunConfig:
 
 
 @pytest.fixture(scope="module")
-def trained(cluster: None, config: RunConfig) -> Iterator[TrainResult]:
-    """Train in this process, and wait at the ends of epochs until a graph can be taken."""
+def trained(cluster: None, config: RunConfig) -> TrainResult:
+    """A run in this process, which waits at the ends of epochs until a graph can be taken."""
     graphs = Path(config.output) / "runs" / "walked" / "graphs"
 
     def wait_for_a_graph(metrics: dict[str, Any]) -> None:
@@ -69,11 +67,7 @@ def trained(cluster: None, config: RunConfig) -> Iterator[TrainResult]:
                 time.sleep(0.05)
             time.sleep(1)  # its task ends right after
 
-    precision = torch.get_float32_matmul_precision()
-    dataset = Dataset(config.dataset)
-    made_from = identity_of(config, dataset)
-    yield fit_on(dataset, config, made_from, lambda train, *_: train(only_worker(wait_for_a_graph)))
-    torch.set_float32_matmul_precision(precision)
+    return fit_here(config, report=wait_for_a_graph)
 
 
 def test_an_asynchronous_run_takes_a_generation_while_it_trains(trained):
@@ -155,8 +149,6 @@ def test_the_evaluation_job_does_the_same_and_writes_predictions(
     [
         (["--split", "zero_shot"], "handmade has no zero_shot split"),
         (["--predictions", "/no/such/folder/file.parquet"], "must be NAME.parquet in a folder"),
-        (["--predictions", "/tmp"], "must be NAME.parquet in a folder"),
-        (["--predictions", "page.html"], "must be NAME.parquet in a folder"),
         (["--against", "none.parquet"], "--against compares --predictions"),
         (
             ["--predictions", "p.parquet", "--against", "/no/such"],

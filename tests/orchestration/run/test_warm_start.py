@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
+from short_runs import fit_here
 from stores import choose
 
 from ramen_ray.config import RunConfig, overlay
@@ -15,7 +16,7 @@ from ramen_ray.data.store.dataset import Dataset, write_dataset
 from ramen_ray.errors import UserError
 from ramen_ray.method.model.dual_encoder import DualEncoder, load_model
 from ramen_ray.orchestration.run.directory import RunDirectory, RunError
-from ramen_ray.orchestration.run.fit import TrainResult, fit
+from ramen_ray.orchestration.run.fit import TrainResult
 from ramen_ray.orchestration.run.identity import trained_on, training_data
 from ramen_ray.orchestration.run.inputs import note_carried, resolved
 from ramen_ray.presets import with_base
@@ -64,7 +65,7 @@ def last_week(
     week = _week(dataset_path, tmp_path_factory.mktemp("weeks") / "first", np.arange(num_ads))
     changes = {"dataset": str(week), "classifier.unclicked": "own", "name": "week"}
     config = overlay(config, changes)
-    result = fit(config)
+    result = fit_here(config)
     registry = Registry(result.run.uri)
     found = registry.find_logged(result.run.id, None)
     choose(registry, "weekly", *found)
@@ -85,7 +86,7 @@ def test_encoder_head_and_classifiers_of_ads_that_stay_go_on(last_week, dataset_
         "optimizer.head_lr": None,
         "classifier.lr": 1e-12,
     }
-    result = fit(overlay(config, changes))
+    result = fit_here(resolved(overlay(config, changes)))
     assert list(result.rows()) == ["start: week", "trained"]
     assert list(before.rows()) == ["untrained", "trained"]
     week, next_week = Dataset(config.dataset), Dataset(changes["dataset"])
