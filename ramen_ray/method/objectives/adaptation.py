@@ -200,11 +200,11 @@ def untestable(data: TrainingData) -> list[Regularizer]:
         "ad": np.zeros(len(data.tables[ADS]), dtype=bool),
     }
     is_clicked["ad"][data.clicks.indices] = True
-    least = needed_z(1, len(data.graphs)) ** 2
     return [
         regularizer
         for regularizer, edges in data.graphs.items()
-        if np.count_nonzero(is_clicked[regularizer.side][edges.filled_rows]) <= least
+        if np.count_nonzero(is_clicked[regularizer.side][edges.filled_rows])
+        <= needed_z(1, len(data.graphs)) ** 2
     ]
 
 

@@ -275,6 +275,7 @@ def test_a_graph_of_nodes_without_clicks_pulls_untested_at_a_tenth(num_clicked, 
     edges = data.graphs[regularizer]
     data = replace(data, clicks=clicks, graphs={regularizer: edges})
     assert untestable(data) == [regularizer] * is_told
+    assert untestable(replace(data, graphs={})) == []
     weights = {"query": ({"links": 0.5}, {}), "ad": ({}, {"links": 0.5})}[side]
     objective = ramen_objective(LOSS, *weights)
     adaptive = AdaptiveWeights(objective, STEP_SIZE, 1, CPU, untestable(data))

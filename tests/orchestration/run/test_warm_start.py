@@ -52,7 +52,12 @@ def _best(result: TrainResult) -> DualEncoder:
 
 @pytest.fixture(scope="module")
 def config(small_run: RunConfig) -> RunConfig:
-    changes = {"regularization.lambda_x": {}, "regularization.lambda_z": {}, "training.epochs": 2}
+    changes = {
+        "regularization.lambda_x": {},
+        "regularization.lambda_z": {},
+        "regularization.adaptive": True,  # as in presets, also where there is no graph
+        "training.epochs": 2,
+    }
     return with_base(overlay(small_run, changes), {"base.kind": "unidec"})
 
 
