@@ -243,10 +243,7 @@ class Registry:
         try:
             with owned_folder() as aside:
                 folder = self.download(model_uri, aside, may_stay=True)
-                kept = code_of(folder).Retriever
-                check_options(kept, options)
-                loaded: Retriever = kept(folder, device, **options)
-            return loaded
+                return open_retriever(folder, device, **options)
         except FileNotFoundError as error:
             raise RegistryError(f"{model_uri} cannot be loaded: {LOST} ({error})") from error
         except (ImportError, OSError, RuntimeError, ValueError) as error:
@@ -298,6 +295,14 @@ def ask(retriever: "Retriever", queries: Sequence[Any], params: Mapping[str, Any
         return retriever.answer(queries, **options)
     except retriever.refusal as error:
         raise RegistryError(str(error)[:MOST_SAID]) from None
+
+
+def open_retriever(folder: Path, device: str | None = None, **options: Any) -> "Retriever":
+    """Load the retriever in a folder by the code that it keeps, which must know the ``options``."""
+    kept = code_of(folder).Retriever
+    check_options(kept, options)
+    opened: Retriever = kept(folder, device, **options)
+    return opened
 
 
 def check_options(kept: Callable[..., Any], options: Mapping[str, Any]) -> None:

@@ -21,7 +21,6 @@ import ray.data
 from ray.actor import ActorHandle
 from ray.data import ActorPoolStrategy
 
-from ramen_ray.answering import code_of
 from ramen_ray.answering.ads import ADS
 from ramen_ray.answering.encoding import Embeddings
 from ramen_ray.answering.ranking import Flags, TopK
@@ -55,7 +54,7 @@ from ramen_ray.orchestration.deploy.prediction_files import (
 )
 from ramen_ray.orchestration.run.directory import RunDirectory, refuse_other
 from ramen_ray.orchestration.sharded_search import needs_of, queries_at_once
-from ramen_ray.tracking.registry import Registry, RegistryError, ask, check_options
+from ramen_ray.tracking.registry import Registry, RegistryError, ask, open_retriever
 
 CPUS_PER_ACTOR = 2
 MADE_FILE = ".queries.parquet"
@@ -227,11 +226,9 @@ class Answer:
         self.retriever: Any = None
 
     def _load(self) -> Any:
-        kept = code_of(self.work.retriever).Retriever
         shards = [partial(_search, shard) for shard in self.shards]
-        options = {"search": search_of(shards)} if shards else {}
-        check_options(kept, options)
-        return kept(self.work.retriever, **options)
+        options: dict[str, Any] = {"search": search_of(shards)} if shards else {}
+        return open_retriever(self.work.retriever, **options)
 
     def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
         """Write the answers of a partition."""

@@ -245,7 +245,8 @@ def test_any_number_of_processes_may_load_the_retriever_at_once(store, tmp_path,
         marks.append({file.name for file in work.answers.aside.iterdir()})
         return Retriever(*given)
 
-    monkeypatch.setattr(answering, "code_of", lambda _: SimpleNamespace(Retriever=load))
+    code = SimpleNamespace(Retriever=load)
+    monkeypatch.setattr("ramen_ray.tracking.registry.code_of", lambda _: code)
     for partition in (0, 1):
         answering.Answer(work, 1)({"partition": partition})
     first, second = marks
