@@ -137,7 +137,6 @@ class Training(Generic[Model]):
     log: RunLog | None  # None but on the first worker
     progress: Progress = field(default_factory=Progress)
     first_step_at: float | None = None
-    was_warned: bool = False  # that a machine leaves, in this attempt
 
     @property
     def is_over(self) -> bool:
@@ -259,11 +258,9 @@ def train_until(training: Training[Model], stop: int) -> StepLosses:
 
 
 def is_warned(training: Training[Model]) -> bool:
-    """Ask now and again, on all workers at the same step, whether a machine leaves: true once."""
-    if training.was_warned or training.state.step % STEPS_PER_QUESTION:
-        return False
-    training.was_warned = training.setup.worker.machine_leaves()
-    return training.was_warned
+    """Ask now and again, on all workers at the same step, whether a machine leaves."""
+    is_due = training.state.step % STEPS_PER_QUESTION == 0
+    return is_due and training.setup.worker.machine_leaves()
 
 
 def validate(training: Training[Model]) -> dict[str, float]:
