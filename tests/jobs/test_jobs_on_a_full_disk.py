@@ -1,6 +1,5 @@
-"""Imports, predictions and sweeps whose disk is full: one line, and the same command goes on."""
+"""Imports and predictions whose disk is full: one line, and the same command goes on."""
 
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,10 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 from support import PATIENCE_S, ROOT, resize, the_error
 
-from jobs import ingest, tune
-from ramen_ray.config import overlay, write_config
+from jobs import ingest
 from ramen_ray.data.store.dataset import Dataset
-from ramen_ray.orchestration.run.directory import RunDirectory
 
 pytestmark = pytest.mark.slow
 
@@ -74,31 +71,3 @@ def test_predictions_go_on_when_there_is_room_again(
 
 def _files(answers: Path) -> list[Path]:
     return sorted(answers.glob("part-*"))
-
-
-def test_a_sweep_goes_on_when_there_is_room_again(
-    cluster, small_disk, run_here, small_run, empty_store, tmp_path
-):
-    def sweep(output: Path) -> tuple[int, str]:
-        file = tmp_path / "config.json"
-        write_config(overlay(small_run, {"name": "swept", "output": str(output)}), file)
-        flags = ["--config", file, "--space", "optimizer", "--num-samples", 2, "--no-stop-early"]
-        return run_here(tune, *flags, "--search", "random", "--at-once", 1)
-
-    room = empty_store.stat().st_size // 1024 + 600  # for a run, but not for two
-    resize(small_disk, room)
-    shutil.copy(empty_store, small_disk)
-    code, said = sweep(small_disk)
-    assert code == 2, said
-    assert "no room is left on a disk" in the_error(said)
-
-    resize(small_disk, 100_000)
-    shutil.copy(empty_store, tmp_path)
-    found = []
-    for output in (small_disk, tmp_path):
-        code, said = sweep(output)
-        assert code == 0, said
-        names = sorted(folder.name for folder in (output / "runs").glob("swept-*"))
-        found.append([RunDirectory.of(str(output), name).notes["metrics"] for name in names])
-    assert found[0][0] == found[1][0], "the configuration's own"
-    assert len(found[0]) == len(found[1]) == 2

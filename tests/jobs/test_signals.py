@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from mlflow.tracking import MlflowClient
 from support import PATIENCE_S, ROOT, begin_training, ended_by, wait_until
@@ -165,17 +163,3 @@ def test_a_sweep_ends_with_the_code_of_its_signal_and_runs_that_are_killed(
     runs = Path(config.output) / "runs"
     _end(number, "tune.py", flags, lambda: any(runs.glob(f"{config.name}-*/checkpoint_0*")))
     assert set(_statuses(config)) == {"KILLED"}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", CODES)
-def test_a_prediction_ends_with_the_code_of_its_signal(number, logged_retriever, output, tmp_path):
-    queries, answers = tmp_path / "queries.parquet", tmp_path / "answers"
-    texts = [f"robin {row}" for row in range(400_000)]
-    pq.write_table(pa.table({"text": texts}), queries, row_group_size=2_000)
-    flags = ["--model", logged_retriever, "--queries", queries]
-    flags += ["--answers", answers, "--output", output]
-    _end(number, "predict.py", flags, lambda: any(answers.glob("part-*")))
-    whole = sorted(answers.glob("part-*"))
-    assert len(whole) < 200
-    assert {pq.read_metadata(part).num_rows for part in whole} == {2_000}

@@ -1,6 +1,5 @@
 """Ads in shards that actors hold: a search of all, and what is made with it."""
 
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -11,14 +10,11 @@ import ray
 from ray.util.placement_group import placement_group
 from support import NUM_CPUS, best_by_a_sort
 
-from jobs.graph import Similar
 from ramen_ray.config import overlay, write_config
 from ramen_ray.data.arrays import map_array
-from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset, DatasetError, write_dataset
 from ramen_ray.data.store.schemas import JUDGEMENTS
-from ramen_ray.method.graph.similar import SimilarSettings
-from ramen_ray.method.model.dual_encoder import DualEncoder, load_model
+from ramen_ray.method.model.dual_encoder import DualEncoder
 from ramen_ray.method.model.encoder import build_bag
 from ramen_ray.method.retrieval import shards
 from ramen_ray.method.retrieval.search import TopK
@@ -60,7 +56,7 @@ def _searched(tmp_path: Path, num_threads: int = 1) -> TopK:
     return put_together(blocks, 2500, K)
 
 
-@pytest.mark.parametrize("held", [0, 1, NUM_CPUS], ids=["two at once", "one at once", "without"])
+@pytest.mark.parametrize("held", [0, NUM_CPUS], ids=["two at once", "without"])
 def test_queries_stream_through_all_shards_with_the_cpus_that_are_free(
     cluster, embeddings, tmp_path, held
 ):
@@ -71,22 +67,6 @@ def test_queries_stream_through_all_shards_with_the_cpus_that_are_free(
     for some, expected in zip(found, best_by_a_sort(*embeddings, K), strict=True):
         assert some.tolist() == expected.tolist()
     assert [file.name for file in tmp_path.iterdir()] == ["embeddings.npy"]
-
-
-def test_similar_texts_are_those_of_one_search(
-    cluster, dataset_path, encoder_path, few_ads, tmp_path
-):
-    made = {}
-    for size in (few_ads, 1.0):
-        copy = tmp_path / str(size) / "dataset"
-        shutil.copytree(dataset_path, copy)
-        settings = SimilarSettings(str(encoder_path), 5, 0.1, max_similarity=1.0, max_length=16)
-        Similar(dataset=copy, settings=settings, gb_per_shard=size).add()
-        assert [path.name for path in copy.parent.iterdir()] == ["dataset"]
-        made[size] = [Dataset(copy).read(f"edges/similar/{side}") for side in ("query", "ad")]
-    for in_shards, whole in zip(*made.values(), strict=True):
-        assert len(whole) > 40
-        assert in_shards.equals(whole)
 
 
 def test_a_checkpoint_is_evaluated_in_shards_as_without(
@@ -135,21 +115,15 @@ def test_judgements_of_the_sources_that_are_asked_for_measure_a_checkpoint(
         evaluate_checkpoint(tmp_path / "model", "test", dataset, judged_by=["me"])
 
 
-@pytest.fixture
-def model(encoder_path: Path, tmp_path: Path) -> Path:
-    DualEncoder(build_bag(str(encoder_path))).save(tmp_path / "model", 16)
-    return tmp_path / "model"
-
-
-def _mine(data: Prepared, model: Path, folder: Path, size: float) -> tuple[dict, np.ndarray]:
-    folder.mkdir()
-    figures = ShortlistMining(data.path, 12, False, 1, gb_per_shard=size)(model, folder)
-    assert [file.name for file in folder.iterdir()] == [SHORTLISTS_FILE]
-    return figures, map_array(folder / SHORTLISTS_FILE)
-
-
-def test_shortlists_of_shards_are_those_of_all_ads(cluster, prepared_bag, model, few_ads, tmp_path):
-    figures, found = _mine(prepared_bag, model, tmp_path / "made", few_ads)
-    assert figures == {}
-    write_shortlists(load_model(model), prepared_bag, 12, tmp_path / "whole.npy")
-    assert found.tolist() == map_array(tmp_path / "whole.npy").tolist()
+def test_shortlists_of_shards_are_those_of_all_ads(
+    cluster, prepared_bag, encoder_path, few_ads, tmp_path
+):
+    model, made = DualEncoder(build_bag(str(encoder_path))), tmp_path / "made"
+    model.save(tmp_path / "model", 16)
+    made.mkdir()
+    mining = ShortlistMining(prepared_bag.path, 12, False, 1, gb_per_shard=few_ads)
+    assert mining(tmp_path / "model", made) == {}
+    assert [file.name for file in made.iterdir()] == [SHORTLISTS_FILE]
+    write_shortlists(model, prepared_bag, 12, tmp_path / "whole.npy")
+    in_shards = map_array(made / SHORTLISTS_FILE)
+    assert in_shards.tolist() == map_array(tmp_path / "whole.npy").tolist()

@@ -13,15 +13,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from machines import Machines
-from mlflow.tracking import MlflowClient
 from ray.util import placement_group_table
 from support import WAITS_FOR_TASKS, Ended, text_table, wait_until
 
 from ramen_ray.config import RunConfig, WorkersConfig, overlay
 from ramen_ray.data.store.dataset import Dataset, write_dataset
 from ramen_ray.method.distributed import world
-from ramen_ray.method.retrieval.search import TopK, search
-from ramen_ray.method.retrieval.shards import embedded_shards
 from ramen_ray.orchestration.cluster.joining import ClusterError
 from ramen_ray.orchestration.deploy.predict import Answered, predict
 from ramen_ray.orchestration.deploy.prediction_files import Asked
@@ -30,7 +27,6 @@ from ramen_ray.orchestration.run import processes
 from ramen_ray.orchestration.run.directory import RunDirectory
 from ramen_ray.orchestration.run.fit import TrainResult, fit
 from ramen_ray.orchestration.run.processes import START_TIMEOUT, WorkerContext, train_in_workers
-from ramen_ray.orchestration.sharded_search import put_together, search_shards
 from ramen_ray.orchestration.tune.settings import SweepConfig
 from ramen_ray.orchestration.tune.sweep import SweepResult, sweep
 from ramen_ray.printed_commands import training_command
@@ -90,25 +86,6 @@ def _disturbed(
         return running.result()
 
 
-def _losing_one(
-    machines: Machines,
-    job: Callable[[], Ended],
-    begins: Callable[[], bool],
-    is_amid: Callable[[], bool] | None = None,
-) -> Ended:
-    """Run a job that loses a machine when something begins, and soon gets another."""
-    amid = []
-
-    def disturb() -> None:
-        machines.lose()
-        amid.append((is_amid or begins)())
-        machines.add()
-
-    ended = _disturbed(job, begins, disturb)
-    assert amid == [True], "the machine was lost too late"
-    return ended
-
-
 @pytest.mark.parametrize("stage", AMID)
 def test_a_machine_lost_amid_a_stage_changes_nothing(
     stage, machines, config, unharmed, empty_store, tmp_path
@@ -120,33 +97,18 @@ def test_a_machine_lost_amid_a_stage_changes_nothing(
         (tmp_path / made).symlink_to(Path(config.output) / made)
 
     run = overlay(config, {"output": str(tmp_path), "name": "disturbed"})
-    disturbed = _losing_one(machines, lambda: fit(run), lambda: any(tmp_path.glob(AMID[stage])))
-    assert disturbed.metrics == unharmed.metrics
-
-
-def test_a_machine_lost_amid_a_search_in_shards_changes_nothing(machines, tmp_path):
-    machines.become(1, 1)
-    draw = np.random.default_rng(3)
-    queries, ads = (
-        draw.standard_normal((count, 64), dtype=np.float32) for count in (60_000, 120_000)
-    )
-    file, attempts = tmp_path / "embeddings.npy", ".ramen_ray-*/content/*"
-    np.save(file, np.concatenate([queries, ads]))
-    shards = embedded_shards(file, len(queries), gb_per_shard=ads.nbytes / 1.9e9)
-    assert len(shards) == 2
-    begun = set()
+    amid = []
 
     def begins() -> bool:
-        begun.update(tmp_path.glob(attempts))
-        return len(begun) > 8  # two are of indexing
+        return any(tmp_path.glob(AMID[stage]))
 
-    def job() -> TopK:
-        return put_together(search_shards(shards, file, len(queries), 10, 1), len(queries), 10)
+    def replace_one() -> None:
+        machines.lose()
+        amid.append(begins())
+        machines.add()
 
-    found = _losing_one(machines, job, begins, lambda: any(tmp_path.glob(attempts)))
-    expected = search(queries, ads, 10)
-    assert found[0].tolist() == expected[0].tolist()
-    assert found[1].tolist() == expected[1].tolist()
+    assert _disturbed(lambda: fit(run), begins, replace_one).metrics == unharmed.metrics
+    assert amid == [True], "the machine was lost too late"
 
 
 def test_a_run_without_enough_machines_says_so_and_goes_on_when_there_are(
@@ -232,14 +194,6 @@ def _waits() -> bool:
     return any(group["state"] == "PENDING" for group in placement_group_table().values())
 
 
-def test_two_machines_give_the_numbers_of_one(machines, config, unharmed):
-    machines.become(2)
-    together = fit(overlay(config, {"name": "together"}))
-    assert together.metrics == unharmed.metrics
-    for name in ("loss/task", "loss/R_x/links", "loss/R_z/topics"):
-        assert together.run.read_history(name) == unharmed.run.read_history(name)
-
-
 def test_a_sweep_with_a_machine_less_has_the_same_results(machines, config):
     alone = {"walk.enabled": False, "base.kind": "in_batch", "pruning.mode": "never"}
     changes = {**alone, "training.epochs": 12, "workers.num_workers": 1}
@@ -259,26 +213,6 @@ def test_a_sweep_with_a_machine_less_has_the_same_results(machines, config):
     disturbed = _disturbed(lambda: swept("disturbed"), both_train, machines.lose)
     assert _values(disturbed) == _values(expected)
     assert len(_values(disturbed)) == 2
-
-
-def test_a_machine_that_joins_a_sweep_trains_trials(machines, config):
-    alone = {"walk.enabled": False, "base.kind": "in_batch", "pruning.mode": "never"}
-    changes = {**alone, "name": "joined", "training.epochs": 100, "workers.num_workers": 1}
-    settings = SweepConfig(space="optimizer", search="random", num_samples=2, stop_early=False)
-    runs = Path(config.output) / "runs"
-
-    def swept() -> SweepResult:
-        return sweep(overlay(config, changes), settings, SPACES["optimizer"], training_command)
-
-    def begun() -> bool:
-        return any(runs.glob("joined-*/checkpoint_0*"))
-
-    machines.become(1)
-    joined = _disturbed(swept, begun, machines.add)
-    client = MlflowClient(joined.run.uri)
-    trials = [client.get_run(str(trial.mlflow_run_id)).info for trial in joined.trials]
-    first, second = sorted(trials, key=lambda run: run.start_time)
-    assert second.start_time < first.end_time
 
 
 def _values(result: SweepResult) -> list[tuple[str, float | None]]:

@@ -4,11 +4,7 @@ The tests' encoder is too small for one way to be reliably faster than the other
 the measured times themselves.
 """
 
-import json
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,7 +13,7 @@ import onnxruntime
 import pytest
 import torch
 from conftest import Done
-from stores import Store, choose
+from stores import Store, choose, scores_alone
 
 from jobs import compile as compile_job
 from ramen_ray.data.prepared.folder import Prepared
@@ -26,14 +22,6 @@ from ramen_ray.method.model.encoder import build_transformer
 from ramen_ray.orchestration.deploy import compile as compilation
 from ramen_ray.tracking.aliases import holder_of, restore
 from ramen_ray.tracking.registry import Registry
-
-ALONE = """
-import json, sys
-sys.modules |= dict.fromkeys(("torch", "transformers", "ray", "ramen_ray"))
-import mlflow
-model = mlflow.pyfunc.load_model(sys.argv[1])
-print(json.dumps(model.predict(json.loads(sys.argv[2]))["scores"].tolist()))
-"""
 
 
 @pytest.fixture(scope="module")
@@ -80,11 +68,10 @@ def test_a_compiled_retriever_replaces_the_original_and_answers_alike_without_to
     uses_gpu = [registry.look_up(f"models:/eager/{version}").uses_gpu for version in (1, 2)]
     assert uses_gpu == [True, False]
     original = registry.load("models:/eager/1").answer(queries)
-    script = [sys.executable, "-c", ALONE, "models:/eager@champion", json.dumps(queries)]
-    environment = {**os.environ, "MLFLOW_TRACKING_URI": registry.uri}
-    done = subprocess.run(script, capture_output=True, text=True, env=environment, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    np.testing.assert_allclose(json.loads(done.stdout), original["scores"].to_pylist(), atol=1e-5)
+    without = ("torch", "transformers", "ray", "ramen_ray")
+    champion = "models:/eager@champion"
+    scores = scores_alone(registry.uri, champion, queries, tmp_path, *without)
+    np.testing.assert_allclose(scores, original["scores"].to_pylist(), atol=1e-5)
     folder = registry.download("models:/eager/2", tmp_path).parent.parent
     needed = (folder / "requirements.txt").read_text()
     assert "onnxruntime==" in needed

@@ -116,21 +116,12 @@ def test_what_a_checkpoint_is_measured_on_is_what_it_was_trained_on_or_asked_for
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("when", ["before the first step", "before the evaluation"])
-def test_an_encoder_that_is_replaced_while_a_run_trains_is_refused(when, config, monkeypatch):
+def test_an_encoder_that_is_replaced_while_a_run_trains_is_refused(config, monkeypatch):
     file = Path(config.encoder.pretrained) / "model.safetensors"
-    before, kept = file.read_bytes(), training.check_clicks
-
-    def replace() -> None:
-        file.write_bytes(before[:-4] + bytes(4))
-
-    if when == "before the evaluation":
-        fit(overlay(config, {"name": f"{config.name}-first"}))
-        directory = RunDirectory.of(config.output, f"{config.name}-first")
-        directory.note(finished=False)  # what is left is the evaluation
-        config = overlay(config, {"name": directory.name})
+    before, prepared = file.read_bytes(), training.prepared_data
     with monkeypatch.context() as patch:
-        patch.setattr(training, "check_clicks", _then(kept, replace))
+        replaced = _then(prepared, lambda: file.write_bytes(before[:-4] + bytes(4)))
+        patch.setattr(training, "prepared_data", replaced)
         with pytest.raises(RunError, match=f"changed meanwhile: encoder .*; {PUT_BACK}"):
             fit(config)
     file.write_bytes(before)

@@ -15,7 +15,7 @@ from support import PATIENCE_S, WAITS_FOR_TASKS, begin_training, meanwhile, resi
 from jobs import train
 from ramen_ray.config import RunConfig, overlay, write_config
 from ramen_ray.orchestration.run.directory import RunDirectory
-from ramen_ray.orchestration.run.fit import TrainResult, fit
+from ramen_ray.orchestration.run.fit import fit
 from ramen_ray.tracking.addresses import tracking_uri
 
 pytestmark = pytest.mark.slow
@@ -48,8 +48,9 @@ def _kill_task(folder: Path, kind: str) -> bool:
     return False
 
 
-def _kill_both_tasks(config: RunConfig) -> TrainResult:
-    folder = RunDirectory.of(config.output, str(config.name)).path
+def test_killed_background_tasks_change_nothing_where_training_waits(config, unharmed):
+    killed = overlay(config, {"name": "tasks-killed"})
+    folder = RunDirectory.of(config.output, "tasks-killed").path
 
     def kill() -> None:
         for kind in KINDS:
@@ -59,20 +60,7 @@ def _kill_both_tasks(config: RunConfig) -> TrainResult:
                 is_killed = _kill_task(folder, kind)
                 time.sleep(0.02)
 
-    return meanwhile(kill, lambda: fit(config))
-
-
-def test_killed_background_tasks_change_nothing_where_training_waits(config, unharmed):
-    killed = _kill_both_tasks(overlay(config, {"name": "tasks-killed"}))
-    assert killed.metrics == unharmed.metrics
-
-
-def test_killed_background_tasks_are_run_again_while_training_goes_on(cluster, config):
-    goes_on = {"pruning.mode": "asynchronous", "base.refresh_mode": "asynchronous"}
-    changes = {**goes_on, "name": "tasks-killed-meanwhile", "training.epochs": 60}
-    killed = _kill_both_tasks(overlay(config, changes))
-    for kind in ("graph", "shortlists"):
-        assert killed.run.read_history(f"{kind}/step")[0], kind
+    assert meanwhile(kill, lambda: fit(killed)).metrics == unharmed.metrics
 
 
 def _trainings(
