@@ -25,7 +25,7 @@ def test_there_are_as_many_tasks_as_gpus_are_free(
 
     monkeypatch.setattr(embed, "TEXTS_PER_BATCH", 1)
     monkeypatch.setattr(embed, "in_tasks", in_tasks)
-    monkeypatch.setattr(embed.ray, "get_gpu_ids", list)
+    monkeypatch.setattr(DualEncoder, "to", lambda here, _: here)  # there is no GPU
     monkeypatch.setattr(embed.ray, "available_resources", lambda: {"GPU": 0.75})
     on_gpus = embed.EmbeddingResources(num_threads=1, num_gpus=0.25)
     vectors = embed.embed_tables(tmp_path / "model", [table], tmp_path / "ads.npy", on_gpus)
