@@ -4,12 +4,12 @@ Zero-shot splits of each set, which may be a made one (benchmarks.made_sets). On
 ENCODERS are trained, with the split's seed; on the first splits also seen ads' own classifiers,
 sums and the maximum of text and neighbours, and IRENE's combiner in both variants, the draft's also
 at ten times the rate in four times the epochs (trained longer) and of neighbours' texts in place of
-their classifiers, without and with the revealed clicks; as controls, the release's without scores,
-and the draft's in random order. Every run is kept, so that the same command goes on. Text alone is
-compared with that of the base, others with the text alone of their encoder. With `--rows true` the
-base only, with what true neighbours in place of the nearest by text would bring; with `--rows
-settings` too, by settings, on validation, where each ad is represented as if it were new. `ratio`
-is R@10 (of new ads) of the last row over the first, of the last set.
+their classifiers; as controls, the release's without scores, and the draft's in random order. Every
+run is kept, so that the same command goes on. Text alone is compared with that of the base, others
+with the text alone of their encoder. With `--rows true` the base only, with what true neighbours in
+place of the nearest by text would bring; with `--rows settings` too, by settings, on validation,
+where each ad is represented as if it were new. `ratio` is R@10 (of new ads) of the last row over
+the first, of the last set.
 
     python -m benchmarks.combiner [--sets rdocs foldoc] [--splits 5] [--epochs 40]
         [--encoders base RAMEN] [--into docs/evidence]
@@ -38,7 +38,7 @@ from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.splits.novel import NovelSettings, make_novel_split
 from ramen_ray.method.metrics.ground_truth import GroundTruth, Propensity
 from ramen_ray.method.metrics.ranking import PerQuery, query_metrics
-from ramen_ray.method.new_ads.evaluation import Embedded, RevealedClicks
+from ramen_ray.method.new_ads.evaluation import Embedded
 from ramen_ray.method.new_ads.neighbours import (
     Lookup,
     SeenAds,
@@ -49,7 +49,7 @@ from ramen_ray.method.new_ads.neighbours import (
 from ramen_ray.method.new_ads.representation import CombinedAds, Combiner
 from ramen_ray.method.retrieval.search import search
 from ramen_ray.method.training.step import train_steps
-from ramen_ray.orchestration.new_ads.combiner_worker import combiner_setup, revealed_clicks
+from ramen_ray.orchestration.new_ads.combiner_worker import combiner_setup
 from ramen_ray.orchestration.new_ads.settings import CombinerConfig, CombineSettings, VariantName
 from ramen_ray.orchestration.run.processes import WorkerContext
 from ramen_ray.presets import bag_ramen
@@ -137,11 +137,11 @@ def measured(
     config = run_config(name, data, {**changes, "seed": seed})
 
     def measure() -> Found:
-        embedded, revealed = embedded_by(config, data, split_of(name, "one-shot", seed))
+        embedded = embedded_by(config, data)
         if kind_of_rows == "settings":
             found = rows_of_settings(embedded, epochs)
             return {row: by_query(embedded, vectors, "validation") for row, vectors in found}, {}
-        rows = rows_of(embedded, revealed, epochs)
+        rows = rows_of(embedded, epochs)
         found = rows_with_true(embedded, epochs) if kind_of_rows == "true" else rows
         return {row: by_test_query(embedded, vectors) for row, vectors in found}, {}
 
@@ -171,19 +171,13 @@ def run_config(name: str, data: Prepared, changes: Mapping[str, Any]) -> RunConf
     return overlay(preset, {**graph, **changes})
 
 
-def embedded_by(
-    config: RunConfig, data: Prepared, sibling: Prepared
-) -> tuple[Embedded, RevealedClicks]:
+def embedded_by(config: RunConfig, data: Prepared) -> Embedded:
     model = train(config, data)
     *queries, ads = embedded_texts(model, [*data.queries.values(), data.ads])
-    embedded = Embedded(data, dict(zip(data.queries, queries, strict=True)), ads)
-    novel, rows = revealed_clicks(sibling)
-    return embedded, (novel, model.embed_texts(sibling.queries["train"], rows))
+    return Embedded(data, dict(zip(data.queries, queries, strict=True)), ads)
 
 
-def rows_of(
-    embedded: Embedded, revealed: RevealedClicks, epochs: int
-) -> Iterator[tuple[str, Vectors]]:
+def rows_of(embedded: Embedded, epochs: int) -> Iterator[tuple[str, Vectors]]:
     text = embedded.all_ads()
     yield TEXT, text
     if not epochs:
@@ -214,9 +208,7 @@ def rows_of(
         (draft(epochs, of_texts), "combiner (draft) of texts"),
     ):
         run.train(with_combiner=True)
-        combined = run.combined_ads()
-        yield row, combined.represent(text, places)
-        yield f"{row}, one-shot", combined.represent(text, places, revealed)
+        yield row, run.combined_ads().represent(text, places)
 
 
 def rows_with_true(embedded: Embedded, epochs: int) -> Iterator[tuple[str, Vectors]]:

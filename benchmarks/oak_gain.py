@@ -92,7 +92,7 @@ def _measured(config: RunConfig, split: str) -> Found:
     links: dict[str, NDArray[Any]] = {
         kind: found[:, : oak.links_at_test] for kind, found in anchors.items()
     }
-    edges = held_out_links(data, sets, split)
+    edges = held_out_links(Dataset(config.dataset), sets, split)
     if edges is not None:
         links[ORACLE] = first_links(edges, oak.max_links)
     for title, changes in {"OAK": {}, **ABLATIONS}.items():

@@ -233,8 +233,7 @@ def measure_new_ads(
 def add(folder: Path, texts: list[str], combined: CombinedAds | None) -> int:
     """Add ads to a retriever; returns how many it has."""
     ads = pa.table({"ad_id": [f"new {number}" for number in range(len(texts))], "text": texts})
-    represent = None if combined is None else lambda _, vectors: combined.represent(vectors)
-    return add_ads(folder, ads, represent)
+    return add_ads(folder, ads, combined.represent if combined else None)
 
 
 def new_texts(texts: list[str], count: int) -> list[str]:

@@ -8,8 +8,6 @@ Examples:
     python jobs/train.py bag --dataset rdocs-zero-shot --name zero-shot
     python jobs/combine.py --run outputs/runs/zero-shot
     python jobs/combine.py --run outputs/runs/zero-shot --variant draft
-    python jobs/ingest.py novel --dataset datasets/rdocs --output rdocs-one-shot --one-shot
-    python jobs/combine.py --run outputs/runs/zero-shot --revealed rdocs-one-shot
     python jobs/index.py --model models:/MODEL_ID --ads new_ads.csv     with the URI that is printed
 
 Run the same command again to resume an interrupted one. The method is covered by a patent of its

@@ -1,9 +1,8 @@
-"""Describe a dataset directory: size, graphs, popularity, token lengths, and nodes without clicks.
+"""Describe a dataset directory: size, graphs, token lengths, and nodes without clicks or edges.
 
 Examples:
     python jobs/describe.py datasets/foldoc
     python jobs/describe.py path/to/mine --page mine.html --max-length 64
-    python jobs/describe.py datasets/debian --mlflow
 """
 
 import sys
@@ -12,13 +11,12 @@ from pathlib import Path
 import tyro
 
 from ramen_ray.command_line import parse_settings, run_job
-from ramen_ray.config import DEFAULT_EXPERIMENT, Section
+from ramen_ray.config import Section
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.errors import printable
 from ramen_ray.long_work import logged_progress
 from ramen_ray.presets import MINILM
 from ramen_ray.printed_commands import training_on
-from ramen_ray.tracking.addresses import ui_command
 
 SHOWN = ("Without clicks, without edges", "Some train queries")
 """Tables that a terminal shows; the page has all of them."""
@@ -35,10 +33,8 @@ class DescribeSettings(Section):
     """Encoder whose tokenizer counts the tokens."""
     max_length: int = 32
     """Report how many texts have more tokens than this."""
-    mlflow: bool = False
-    """Also log the figures and the page as an MLflow run."""
     output: Path = Path("outputs")
-    """Folder of the page and, unless MLFLOW_TRACKING_URI is set, the MLflow store."""
+    """Folder of the page."""
 
 
 def main() -> None:
@@ -46,7 +42,7 @@ def main() -> None:
     settings = parse_settings(DescribeSettings, __doc__)
     dataset = Dataset(settings.dataset)
     with logged_progress("loading libraries"):
-        from ramen_ray.reports.description import describe, log_description
+        from ramen_ray.reports.description import describe
         from ramen_ray.reports.pages import write_page
         from ramen_ray.reports.report_tables import show
     description = describe(dataset, settings.encoder, settings.max_length)
@@ -60,10 +56,6 @@ def main() -> None:
     write_page(page, dataset.name, description.note, description.words, description.tables)
     print(f"page:    {page} has all tables")
     print(f"next:    {training_on(settings.dataset, [])}")
-    if settings.mlflow:
-        run = log_description(description, page, DEFAULT_EXPERIMENT, settings.output)
-        print(f"run:     {run.id}")
-        print(f"look at: {ui_command(run.uri)}")
 
 
 if __name__ == "__main__":

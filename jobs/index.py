@@ -3,7 +3,6 @@ r"""Add, replace and remove ads of a retriever by their texts, without training.
 Examples:
     python jobs/index.py --model models:/NAME@champion --ads new_ads.csv
     python jobs/index.py --model models:/NAME/3 --ads new_ads.parquet --columns.ad-text title
-    python jobs/index.py --model models:/NAME@champion --ads new_ads.csv --clicks first_clicks.csv
     python jobs/index.py --model models:/NAME@champion --remove ended.csv
     python jobs/index.py --model models:/NAME@champion --sync catalogue.csv    exactly these ads
     python jobs/index.py --model models:/NAME@champion --sync catalogue.csv \

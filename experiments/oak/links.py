@@ -13,6 +13,8 @@ from ramen_ray.data.arrays import Booleans, ragged_positions
 from ramen_ray.data.prepared.csr import Csr
 from ramen_ray.data.prepared.folder import Prepared, TokenTable
 from ramen_ray.data.prepared.hashing import HashIndex
+from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.data.store.schemas import HELD_OUT_SIDES
 from ramen_ray.method.metrics.ranking import find_hits, precision_at, recall_at
 from ramen_ray.method.model.dual_encoder import DualEncoder
 from ramen_ray.method.retrieval.search import drop_filtered, most_filters, search
@@ -31,13 +33,15 @@ def train_links(data: Prepared, anchor_sets: Sequence[str]) -> Csr:
     return side_by_side([data.edges(name, "query") for name in anchor_sets], sizes)
 
 
-def held_out_links(data: Prepared, anchor_sets: Sequence[str], split: str) -> Csr | None:
+def held_out_links(dataset: Dataset, anchor_sets: Sequence[str], split: str) -> Csr | None:
     """Return the true edges of the queries of a split, likewise; None if a set has none."""
-    edges = [data.held_out_edges(name, split) for name in anchor_sets]
-    parts = [part for part in edges if part is not None]
-    if len(parts) < len(edges):
+    tables = [f"edges/{name}/{HELD_OUT_SIDES.get(split)}" for name in anchor_sets]
+    if not all(map(dataset.has, tables)):
         return None
-    return side_by_side(parts, [len(data.anchors(name)) for name in anchor_sets])
+    num_queries = dataset.num_rows(f"queries/{split}")
+    ids = [[column.to_numpy() for column in dataset.read(table).columns[:2]] for table in tables]
+    parts = [Csr.from_pairs(queries, anchors, num_queries) for queries, anchors in ids]
+    return side_by_side(parts, [dataset.num_rows(f"anchors/{name}") for name in anchor_sets])
 
 
 def first_links(edges: Csr, num_links: int) -> NDArray[np.int32]:

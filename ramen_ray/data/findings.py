@@ -59,7 +59,6 @@ class FaultKind:
     unwanted: bool = False  # rows with flags are no fault: they are left out and counted
     sql: str = ""  # selects ``row`` and what is wrong, ``value``, from ``this``, which has ``row``
     whole: str = ""  # SQL over the table for how many could break it; by default its rows
-    least: float = 0.0  # the share of them from which on it is worth a finding
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Edges and clicks that give held-out answers away, or repeat train clicks, found by their texts.
+"""Edges and clicks that give held-out answers away, found by their texts.
 
 Texts are compared as :func:`~ramen_ray.data.store.same_texts.fold` makes them. The search starts
 from the few answers. Tables may have wrong ids, which join nothing.
@@ -8,11 +8,10 @@ from collections.abc import Collection
 from typing import Literal
 
 from ramen_ray.data.engine import Connection, name_literal, run
-from ramen_ray.data.store.schemas import NODE_TABLES, SPLITS, TRAIN, ZERO_SHOT, schema_of
+from ramen_ray.data.store.schemas import SPLITS, ZERO_SHOT, schema_of
 
-Protocol = Literal["strict", "unclicked", "as-published"]
-"""Which edges a graph leaves out: those that join a held-out query to its answer; also those that
-repeat a train click; or none."""
+Protocol = Literal["strict", "as-published"]
+"""Which edges a graph leaves out: those that join a held-out query to its answer, or none."""
 
 HELD_OUT = (*SPLITS[1:], ZERO_SHOT)
 
@@ -52,22 +51,6 @@ def leaking(nodes: str, anchors: str, pairs: str = BOTH_WAYS) -> str:
         FROM ({pairs}) AS answered
         JOIN ({nodes}) AS one ON one.folded = answered.node
         JOIN ({anchors}) AS other ON other.folded = answered.anchor"""
-
-
-def repeating(side: str, anchors: str) -> str:
-    """Return the SQL that selects all pairs ``node`` and ``anchor`` that would repeat a click.
-
-    The anchor then has the text of an ad that the node, a query, led to, or the reverse.
-    ``anchors`` is SQL that selects ``id`` and ``folded``; ``side`` is of the nodes, query or ad.
-    """
-    other = "ad" if side == "query" else "query"
-    return f"""SELECT DISTINCT {side}_id AS node, named.anchor
-        FROM (SELECT query_id, unnest(ad_ids) AS ad_id FROM {name_literal(TRAIN)}) AS clicks
-        JOIN (
-            SELECT anchors.id AS anchor, others.id AS other
-            FROM ({anchors}) AS anchors
-            JOIN ({texts_of(NODE_TABLES[other])}) AS others USING (folded)) AS named
-        ON {other}_id = named.other"""
 
 
 def texts_of(table: str) -> str:

@@ -1,4 +1,4 @@
-"""The tables of a dataset's description, and the figures in them."""
+"""The tables of a dataset's description."""
 
 from collections.abc import Iterable, Mapping
 from textwrap import shorten
@@ -15,11 +15,9 @@ from ramen_ray.data.describe.counts import (
 )
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.store.schemas import TRAIN
-from ramen_ray.method.metrics.ranking import popularity_groups
 from ramen_ray.method.model.pretrained import load_tokenizer, text_tokenizer
 from ramen_ray.method.model.texts import measure_tokens
 from ramen_ray.reports.report_tables import ReportTable
-from ramen_ray.tracking.runs import prefixed
 
 SEED = 0
 NUM_HUBS = 5
@@ -30,8 +28,6 @@ SHOWN_CHARACTERS = 120
 SHOWN_TEXTS = 10
 PER_CENT = {"median": 50, "p90": 90, "p99": 99, "max": 100}
 
-Section = tuple[ReportTable, dict[str, float]]
-"""A table, and figures that are worth comparing between datasets, by name."""
 Counted = tuple[str, int, int]
 """What is counted, how many there are, and of how many."""
 
@@ -84,47 +80,39 @@ def splits(numbers: Mapping[str, float], clicks: Mapping[str, ClickCounts]) -> R
     return ReportTable("Splits", columns, rows)
 
 
-def shares(clicks: Mapping[str, ClickCounts], edges: Mapping[str, EdgeCounts]) -> Section:
+def shares(clicks: Mapping[str, ClickCounts], edges: Mapping[str, EdgeCounts]) -> ReportTable:
     """Count nodes without clicks or edges, and test clicks on rare ads."""
-    queries = clicks["train"].per_query
     train = clicks["train"].per_ad
     test = clicks["test"].per_ad
     without = "ads without a train click"
     with_one = "ads with exactly one train click"
-    counted: dict[str, Counted] = {
-        "queries_without_click": _counted("train queries without a click", queries == 0),
-        "ads_without_click": _counted(without, train == 0),
-        "ads_with_one_click": _counted(with_one, train == 1),
-        "test_clicks_on_ads_without_click": _counted(f"test clicks on {without}", train == 0, test),
-        "test_clicks_on_ads_with_one_click": _counted(
-            f"test clicks on {with_one}", train == 1, test
-        ),
-    }
-    if edges:
-        no_query = ~np.any([of_set.per_query for of_set in edges.values()], axis=0)
-        no_ad = ~np.any([of_set.per_ad for of_set in edges.values()], axis=0)
-        counted["queries_without_edge"] = _counted("train queries without any edge", no_query)
-        counted["ads_without_edge"] = _counted("ads without any edge", no_ad)
-    for name, of_set in edges.items():
-        for key, what, degrees in (
-            ("queries", f"train queries without an edge to {name}", of_set.per_query),
-            ("ads", f"ads without an edge to {name}", of_set.per_ad),
-            ("anchors", f"{name} anchors without an edge", of_set.per_anchor),
-        ):
-            counted[f"{name}_{key}_without_edge"] = _counted(what, degrees == 0)
-    rows = [
-        [what, count(part), count(whole), f"{share_of(part, whole):.1%}"]
-        for key, (what, part, whole) in counted.items()
-        # a graph need not link both sides
-        if not (key.endswith("_without_edge") and part == whole)
+    counted = [
+        _counted("train queries without a click", clicks["train"].per_query == 0),
+        _counted(without, train == 0),
+        _counted(with_one, train == 1),
+        _counted(f"test clicks on {without}", train == 0, test),
+        _counted(f"test clicks on {with_one}", train == 1, test),
     ]
-    table = ReportTable(
+    degrees: dict[str, Int64s] = {}
+    if edges:
+        sets = edges.values()
+        degrees["train queries without any edge"] = np.sum([each.per_query for each in sets], 0)
+        degrees["ads without any edge"] = np.sum([each.per_ad for each in sets], 0)
+    for name, of_set in edges.items():
+        degrees[f"train queries without an edge to {name}"] = of_set.per_query
+        degrees[f"ads without an edge to {name}"] = of_set.per_ad
+        degrees[f"{name} anchors without an edge"] = of_set.per_anchor
+    # a graph need not link both sides
+    counted += [_counted(what, each == 0) for what, each in degrees.items() if each.any()]
+    return ReportTable(
         "Without clicks, without edges",
         ("", "number", "of", "share"),
-        rows,
+        [
+            [what, count(part), count(whole), f"{share_of(part, whole):.1%}"]
+            for what, part, whole in counted
+        ],
         note="Batches are drawn from clicks: what has no train click is learnt by its edges only.",
     )
-    return table, {f"share_{key}": share_of(*of_key[1:]) for key, of_key in counted.items()}
 
 
 def _counted(what: str, member: Booleans, counts: Int64s | None = None) -> Counted:
@@ -134,62 +122,29 @@ def _counted(what: str, member: Booleans, counts: Int64s | None = None) -> Count
     return what, int(counts[member].sum()), int(counts.sum())
 
 
-def popularity(train: Int64s, test: Int64s) -> Section:
-    """Describe groups of ads by their train and test clicks (ads,)."""
-    rows = []
-    metrics: dict[str, float] = {}
-    for name, member in popularity_groups(train).items():
-        clicks = train[member]
-        span = f"{clicks.min():,} to {clicks.max():,}" if len(clicks) else "no ad"
-        counted = (
-            _counted("ads", member),
-            _counted("train_clicks", member, train),
-            _counted("test_clicks", member, test),
-        )
-        shares = {what: share_of(part, whole) for what, part, whole in counted}
-        metrics |= {f"{name}/share_{what}": share for what, share in shares.items()}
-        rows.append([name, span, count(len(clicks)), *(f"{s:.1%}" for s in shares.values())])
-    table = ReportTable(
-        "Head, torso and tail",
-        ("group", "train clicks of an ad", "ads", "of ads", "of train clicks", "of test clicks"),
-        rows,
-        note="Ads by train clicks, each group with about a third of the clicks; ads with equally "
-        "many clicks stay together, and ads without any are tail.",
-    )
-    return table, metrics
-
-
-def distributions(train: ClickCounts, edges: Mapping[str, EdgeCounts]) -> Section:
+def distributions(train: ClickCounts, edges: Mapping[str, EdgeCounts]) -> ReportTable:
     """Lay out how many nodes have how many train clicks, and edges of each anchor set."""
-    degrees = {
-        "clicks_per_query": ("clicks", "query", train.per_query),
-        "queries_per_ad": ("clicks", "ad", train.per_ad),
-    }
+    degrees = [("clicks", "query", train.per_query), ("clicks", "ad", train.per_ad)]
     for name, of_set in edges.items():
-        degrees[f"{name}_anchors_per_query"] = name, "query", of_set.per_query
-        degrees[f"{name}_anchors_per_ad"] = name, "ad", of_set.per_ad
-        degrees[f"{name}_nodes_per_anchor"] = name, "anchor", of_set.per_anchor
-    rows = []
-    metrics: dict[str, float] = {}
-    for metric, (graph, per, values) in degrees.items():
-        quantiles = _quantiles(values)
-        metrics |= prefixed(f"{metric}/", quantiles)
-        rows.append([graph, per, average(values.mean()), *map(count, quantiles.values())])
-    table = ReportTable(
+        degrees.append((name, "query", of_set.per_query))
+        degrees.append((name, "ad", of_set.per_ad))
+        degrees.append((name, "anchor", of_set.per_anchor))
+    return ReportTable(
         "Distributions",
         ("of", "per", "mean", *PER_CENT),
-        rows,
+        [
+            [graph, per, average(values.mean()), *map(count, _quantiles(values))]
+            for graph, per, values in degrees
+        ],
         text_columns=2,
         note="Clicks are train clicks; an anchor's edges are those to queries and to ads.",
     )
-    return table, metrics
 
 
-def _quantiles(values: Int64s) -> dict[str, float]:
+def _quantiles(values: Int64s) -> list[int]:
     """Return median, p90, p99 and max: the smallest value that such a share does not exceed."""
     places = -(-np.array([*PER_CENT.values()]) * len(values) // 100) - 1
-    chosen = np.sort(values)[places].astype(float).tolist()
-    return dict(zip(PER_CENT, chosen, strict=True))
+    return np.sort(values)[places].tolist()
 
 
 def hubs(dataset: Dataset, edges: Mapping[str, EdgeCounts]) -> ReportTable:
@@ -212,7 +167,7 @@ def hubs(dataset: Dataset, edges: Mapping[str, EdgeCounts]) -> ReportTable:
     )
 
 
-def token_lengths(dataset: Dataset, encoder: str, max_length: int) -> Section:
+def token_lengths(dataset: Dataset, encoder: str, max_length: int) -> ReportTable:
     """Count the tokens of each table's texts, by an encoder's tokenizer."""
     tokenizer = text_tokenizer(load_tokenizer(encoder), UNCUT, add_special_tokens=True)
     tables = [
@@ -221,22 +176,16 @@ def token_lengths(dataset: Dataset, encoder: str, max_length: int) -> Section:
         *(f"anchors/{name}" for name in dataset.anchor_sets),
     ]
     rows = []
-    metrics: dict[str, float] = {}
     for table in tables:
         num_texts = dataset.num_rows(table)
         ids = sample_ids(num_texts, TEXTS_PER_TABLE, SEED)
         texts = dataset.rows_with_ids(table, ids)["text"].to_pylist()
         lengths, figures = measure_tokens(tokenizer, texts, max_length)
-        quantiles = _quantiles(lengths)
-        shares = {
-            "share_too_long": float((lengths > max_length).mean()),
-            "share_unknown": figures.share_unknown,
-            "share_repeated": figures.share_repeated,
-        }
-        metrics |= prefixed(f"tokens/{table}/", quantiles | shares)
-        counts = (len(lengths), num_texts, *quantiles.values())
-        rows.append([table, *map(count, counts), *(f"{s:.1%}" for s in shares.values())])
-    section = ReportTable(
+        too_long = (lengths > max_length).mean()
+        counts = (len(lengths), num_texts, *_quantiles(lengths))
+        shares = (too_long, figures.share_unknown, figures.share_repeated)
+        rows.append([table, *map(count, counts), *(f"{share:.1%}" for share in shares)])
+    return ReportTable(
         "Token lengths",
         ("table", "counted", "texts", *PER_CENT, f"over {max_length}", "unknown", "repeated"),
         rows,
@@ -245,7 +194,6 @@ def token_lengths(dataset: Dataset, encoder: str, max_length: int) -> Section:
         " vocabulary does not have; repeated, of texts that begin with the same"
         f" {max_length} tokens as an earlier one.",
     )
-    return section, metrics
 
 
 def samples(dataset: Dataset) -> ReportTable:

@@ -1,8 +1,7 @@
-"""Describe a dataset directory, and say whether its graphs will help: a page, and MLflow's run."""
+"""Describe a dataset directory, and say whether its graphs will help."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from ramen_ray.data.checks.validation import check
 from ramen_ray.data.describe.counts import (
@@ -15,12 +14,10 @@ from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.errors import shown_path
 from ramen_ray.long_work import logged_progress
 from ramen_ray.reports.dataset_report import (
-    Section,
     average,
     count,
     distributions,
     hubs,
-    popularity,
     samples,
     shares,
     splits,
@@ -28,20 +25,15 @@ from ramen_ray.reports.dataset_report import (
     token_lengths,
 )
 from ramen_ray.reports.report_tables import ReportTable
-from ramen_ray.tracking.addresses import tracking_uri
-from ramen_ray.tracking.runs import Run, open_run, prefixed
 
 
 @dataclass(frozen=True)
 class Description:
     """What is in a dataset; small, however large that is."""
 
-    name: str
     note: str  # where the data is from, as far as ``dataset.json`` says so
     words: list[str]  # how large it is, and what its graphs promise
     tables: list[ReportTable]  # summary first
-    metrics: dict[str, float]  # all figures by name, the statistics first
-    settings: dict[str, str | int]  # by which texts were measured
 
 
 def describe(dataset: Dataset, encoder: str, max_length: int) -> Description:
@@ -58,40 +50,22 @@ def describe(dataset: Dataset, encoder: str, max_length: int) -> Description:
         edges = {name: count_edges(dataset, name) for name in dataset.anchor_sets}
         statistics = dataset_statistics(dataset, clicks)
         signals = graph_signals(dataset, clicks, edges)
-        sections: list[Section] = [
-            (summary(statistics, dataset.anchor_sets), {}),
-            (splits(statistics, clicks), {}),
+        tables = [
+            summary(statistics, dataset.anchor_sets),
+            splits(statistics, clicks),
             shares(clicks, edges),
-            popularity(clicks["train"].per_ad, clicks["test"].per_ad),
             distributions(clicks["train"], edges),
-            (hubs(dataset, edges), {}),
-            (signal_table(signals), _signal_figures(signals)),
+            hubs(dataset, edges),
+            signal_table(signals),
             tokens,
-            (samples(dataset), {}),
+            samples(dataset),
         ]
-    metrics = dict(statistics)
-    for _, figures in sections:
-        metrics |= figures
     texts = (str(dataset.metadata.get(key) or "") for key in ("source", "licence"))
     return Description(
-        dataset.name,
         " · ".join(filter(None, texts)),
         _words(statistics, signals),
-        [table for table, _ in sections if table.rows],
-        metrics,
-        {"tokenizer": encoder, "max_length": max_length},
+        [table for table in tables if table.rows],
     )
-
-
-def log_description(description: Description, page: Path, experiment: str, output: Path) -> Run:
-    """Log the numbers and the page as a run of its own in ``experiment``; or a TrackingError."""
-    name = description.name
-    run = open_run(tracking_uri(output), experiment, f"describe-{name}", output)
-    with run.closing():
-        run.log_parameters(description.settings, {"dataset": name})
-        run.log_metrics(prefixed("dataset.", description.metrics))
-        run.log_artifacts(page)
-    return run
 
 
 def _words(numbers: Mapping[str, float], signals: Mapping[str, GraphSignal]) -> list[str]:
@@ -105,14 +79,6 @@ def _words(numbers: Mapping[str, float], signals: Mapping[str, GraphSignal]) -> 
     if not signals:
         words.append("No graph; jobs/graph.py makes one from sessions or from texts.")
     return words
-
-
-def _signal_figures(signals: Mapping[str, GraphSignal]) -> dict[str, float]:
-    return {
-        f"signal/{name}/{figure}": value
-        for name, signal in signals.items()
-        for figure, value in signal.metrics.items()
-    }
 
 
 NO_LIFT = 2.0
@@ -156,18 +122,17 @@ def signal_table(signals: Mapping[str, GraphSignal]) -> ReportTable:
 
 def _cells(signal: GraphSignal) -> list[str]:
     has = {side: side in signal.sides for side in ("query", "ad")}
-    metrics = signal.metrics
     shared = signal.shared
     beyond = signal.shared_beyond_words
     return [
         _shown(signal.edges_per_query, ",.2f", has["query"]),
         _shown(signal.edges_per_ad, ",.2f", has["ad"]),
-        _shown(metrics.get("share_test_clicks_reached", 0.0), ".1%", has["ad"]),
+        _shown(signal.share_reached, ".1%", has["ad"]),
         _shown(shared.share, ".1%", shared.pairs > 0),
         _shown(shared.share_by_chance, ".1%", shared.pairs > 0),
         VOID if signal.is_void else _shown(shared.lift, ",.1f", shared.pairs > 0),
         VOID if signal.is_void else _shown(beyond.lift, ",.1f", beyond.pairs > 0),
-        f"{metrics['share_leaking_edges']:.1%}",
+        f"{signal.share_leaking:.1%}",
     ]
 
 
@@ -184,7 +149,7 @@ def reading(signal: GraphSignal) -> str:
     else:
         first = _on_lifts(signal.shared, signal.shared_beyond_words, TIED[signal.sides])
     sentences = [first]
-    share = signal.metrics.get("share_test_clicks_reached", 0.0)
+    share = signal.share_reached
     if "ad" not in signal.sides:
         sentences.append(
             "But it has no edges of ads, where a graph gains most: presets leave it out, and "
@@ -196,7 +161,7 @@ def reading(signal: GraphSignal) -> str:
         sentences.append(
             f"Ads without a train click that it reaches have {share:.1%} of the test clicks"
         )
-    if signal.metrics["share_leaking_edges"] >= MANY_LEAKS:
+    if signal.share_leaking >= MANY_LEAKS:
         sentences.append(
             f"{signal.leaking_edges:,} of its edges give a held-out answer away: what it gains may"
             " be due to them"

@@ -46,18 +46,7 @@ def write_predictions_page(
         what = "seen in training" if seen else "that are new"
         words.append(f"Queries {what}: {len(some):,}, R@{AT} {some['recall'].mean():.1%}.")
     worst = queries.sort_values(["recall", "num_clicked"], ascending=[True, False], kind="stable")
-    some = queries.sample(min(SHOWN_ROWS, len(queries)), random_state=0)
-    groups = [
-        [group, f"{ads['ad_id'].nunique():,}", f"{len(ads):,}", f"{ads['hit'].mean():.1%}"]
-        for group, ads in predictions.groupby("group")
-    ]
-    tables = [
-        _listing("Worst queries", worst, is_open=True),
-        _harmful(predictions),
-        *_mixed_up(predictions),
-        ReportTable("By popularity", ("group", "ads shown", "shown", "hits"), groups),
-        _listing("Some queries", some),
-    ]
+    tables = [_worst(worst), _harmful(predictions), *_mixed_up(predictions)]
     if other is not None:
         mine = _judged_by(queries, predictions)
         others = _judged_by(queries, other)
@@ -73,7 +62,6 @@ def write_predictions_page(
         ours = _only_in(mine, others, joined)
         theirs = _only_in(others, mine, joined)
         tables = [
-            _by_what_differs(ours, theirs),
             _differences("Won: queries that find more", won, _reasons(ours, theirs, "in place of")),
             _differences("Lost: queries that find less", lost, _reasons(theirs, ours, "lost to")),
             *tables,
@@ -113,7 +101,7 @@ def _by_query(predictions: pd.DataFrame) -> pd.DataFrame:
     return queries.assign(recall=queries["hits"] / queries["num_clicked"])
 
 
-def _listing(title: str, queries: pd.DataFrame, is_open: bool = False) -> ReportTable:
+def _worst(queries: pd.DataFrame) -> ReportTable:
     rows = [
         [
             *(
@@ -127,7 +115,7 @@ def _listing(title: str, queries: pd.DataFrame, is_open: bool = False) -> Report
         for query in queries.head(SHOWN_ROWS).itertuples()
     ]
     columns = ("query", "clicked ads", "what it gets", "in training", "found")
-    return ReportTable(title, columns, rows, text_columns=4, note=FOUND, is_open=is_open)
+    return ReportTable("Worst queries", columns, rows, text_columns=4, note=FOUND, is_open=True)
 
 
 def _differences(title: str, queries: pd.DataFrame, why: dict[str, str]) -> ReportTable:
@@ -174,19 +162,6 @@ def _named(ads: pd.DataFrame) -> defaultdict[str, list[str]]:
     for ad in ads.itertuples():
         named[ad.query_id].append(f"{ad.ad} ({ad.group}, train clicks {ad.train_clicks:,})")
     return named
-
-
-def _by_what_differs(ours: pd.DataFrame, theirs: pd.DataFrame) -> ReportTable:
-    """Count the clicked ads that only one run finds, by what training knew of query and ad."""
-    sides = (ads[ads["hit"]].groupby(["seen", "group"]).size() for ads in (ours, theirs))
-    counts = pd.concat(sides, axis=1, keys=["ours", "theirs"]).fillna(0).astype(int).sort_index()
-    rows = [
-        ["seen" if seen else "new", group, f"{won:,}", f"{lost:,}", f"{won - lost:+,}"]
-        for (seen, group), won, lost in counts.itertuples()
-    ]
-    columns = ("query", "clicked ad", "found here only", "by the other only", "difference")
-    note = "Whether training has seen the query, and how popular the ad is."
-    return ReportTable("Why", columns, rows, text_columns=2, note=note, is_open=True)
 
 
 def _mixed_up(predictions: pd.DataFrame) -> Iterator[ReportTable]:

@@ -16,7 +16,6 @@ from optuna.trial import create_trial
 
 from ramen_ray.method.metrics.comparison import Difference, in_points
 from ramen_ray.method.metrics.ranking import HEADLINES
-from ramen_ray.reports.pages import PIXELS_PER_INCH, drawn
 from ramen_ray.reports.report_tables import ReportTable, as_list, as_markdown
 
 TRIALS_FILE = "trials.csv"
@@ -29,6 +28,7 @@ RESTART = "walk.restart_probability"
 EXPLAINED = (*LAMBDAS, "loss.margin", RESTART)
 MATTERS = 0.1  # share of the variance between trials
 PLOT_FILE = "effects.png"
+PIXELS_PER_INCH = 120
 PANELS_IN_ROW = 4
 
 
@@ -226,18 +226,7 @@ def verdict(
     return sentences
 
 
-def write_recommendation(
-    folder: Path, candidates: Mapping[str, TrialRecord], table: str, sentences: list[str]
-) -> None:
-    """Write the table with the sentences as Markdown, and a plot of all candidates as PNG."""
+def write_recommendation(folder: Path, table: str, sentences: list[str]) -> None:
+    """Write the table with the sentences as Markdown."""
     folder.mkdir(exist_ok=True)
     (folder / "recommendation.md").write_text(f"{table}\n\n{as_list(sentences)}\n")
-    places = range(len(candidates))
-    with drawn(folder / "recommendation.png", 9, 1 + 0.3 * len(candidates)) as axes:
-        for metric in HEADLINES:
-            values = [100 * trial.metrics[metric] for trial in candidates.values()]
-            axes.plot(values, places, "o", label=metric)
-        axes.set_yticks(places, list(candidates))
-        axes.invert_yaxis()
-        axes.set_xlabel("validation (%)")
-        axes.grid(axis="x", alpha=0.3)

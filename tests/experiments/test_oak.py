@@ -25,7 +25,7 @@ from experiments.oak.method import (
 )
 from ramen_ray.config import EncoderConfig, RunConfig, overlay
 from ramen_ray.data.prepared.folder import Prepared
-from ramen_ray.data.store.dataset import write_dataset
+from ramen_ray.data.store.dataset import Dataset, write_dataset
 from ramen_ray.method.metrics.ground_truth import Propensity, evaluate
 from ramen_ray.method.model.pretrained import load_tokenizer
 from ramen_ray.method.objectives.terms import Objective
@@ -98,13 +98,14 @@ def test_planted_anchors_decide_the_ad(config, planted):
     oak = OAK.model_copy(update={"anchor_sets": ("links",)})
     run = Run(overlay(config, {"training.epochs": 6, "optimizer.lr": 0.003}), planted, oak)
     run.train(6 * run.sampler.steps_per_epoch)
-    oracle = held_out_links(planted, ["links"], "test")
+    dataset = Dataset(planted.metadata["dataset"])
+    oracle = held_out_links(dataset, ["links"], "test")
     assert run.metrics("test", first_links(oracle, 3))["P@1"] > 0.9
     base = evaluate(run.model, planted, "test", Propensity())[0]["P@1"]
     chosen = np.random.default_rng(1).integers(0, 12, size=(36, 1))
     chance = run.metrics("test", chosen)["P@1"]
     assert max(base, chance) < 0.35
-    assert held_out_links(planted, ["links"], "zero_shot") is None
+    assert held_out_links(dataset, ["links"], "zero_shot") is None
 
 
 def _by_loops(plain: np.ndarray, enriched: np.ndarray, clicked: np.ndarray, margin: float) -> list:

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Mapping
 
 from ramen_ray.data.engine import name_literal
 from ramen_ray.data.findings import FaultKind
-from ramen_ray.data.leaks import HELD_OUT, REVERSED, leaking, repeating, texts_of
+from ramen_ray.data.leaks import HELD_OUT, REVERSED, leaking, texts_of
 from ramen_ray.data.store.schemas import (
     FILTER,
     MAY_BE_NULL,
@@ -27,11 +27,9 @@ def error(column: str, message: str, advice: str, sql: str) -> FaultKind:
     return FaultKind(message, advice, column, sql=sql)
 
 
-def warning(
-    column: str, message: str, advice: str, sql: str, whole: str = "", least: float = 0.0
-) -> FaultKind:
+def warning(column: str, message: str, advice: str, sql: str, whole: str = "") -> FaultKind:
     """Return a rule that training can do without."""
-    return FaultKind(message, advice, column, "warning", sql=sql, whole=whole, least=least)
+    return FaultKind(message, advice, column, "warning", sql=sql, whole=whole)
 
 
 def row_rules(table: str, columns: Collection[str], num_rows: Mapping[str, int]) -> list[FaultKind]:
@@ -51,8 +49,8 @@ def row_rules(table: str, columns: Collection[str], num_rows: Mapping[str, int])
             broken = f"""SELECT row, value FROM (SELECT row, {_each(column)} AS value FROM this)
                 WHERE value < 0 OR value >= {limit}"""
             rules.append(error(column, f"id outside 0..{limit - 1}", advice, broken))
-    if table.startswith("queries/"):
-        rules.append(_UNCLICKED if table == TRAIN else _UNANSWERED)
+    if table.startswith("queries/") and table != TRAIN:
+        rules.append(_UNANSWERED)
     return rules + [rule for rule in _OF_COLUMNS if rule.column in columns]
 
 
@@ -62,13 +60,11 @@ def _each(column: str) -> str:
 
 _DANGLING = "drop it, or add what it names"
 _NOT_POSITIVE = "weight that is not a positive number", "give it a positive number, or leave it out"
-_WITHOUT_ADS = "SELECT row, query_id AS value FROM this WHERE len(ad_ids) = 0"
-_UNANSWERED = error("ad_ids", "no ads for query_id", "leave these queries out", _WITHOUT_ADS)
-_UNCLICKED = warning(
+_UNANSWERED = error(
     "ad_ids",
-    "train query without a click",
-    "batches leave it out; it takes part in the graph by its edges",
-    _WITHOUT_ADS,
+    "no ads for query_id",
+    "leave these queries out",
+    "SELECT row, query_id AS value FROM this WHERE len(ad_ids) = 0",
 )
 _OF_COLUMNS = [
     error(
@@ -129,9 +125,6 @@ _OF_COLUMNS = [
         "SELECT row, source_id AS value FROM this WHERE source_id IS NULL",
     ),
 ]
-
-MANY_REPEATS = 0.1
-"""Share of a table's edges that repeat train clicks, from which on it is worth a warning."""
 
 
 def keys_of(table: str) -> list[str]:
@@ -251,35 +244,21 @@ _SEEN_ADS = error(
 )
 
 
-def leak_rules(table: str) -> list[FaultKind]:
-    """Warn of edges that join a pair of ``answers``, or that repeat train clicks, if many do."""
+def leak_rule(table: str) -> FaultKind:
+    """Warn of edges that join a pair of ``answers``."""
     _, anchor_set, side = table.split("/")
     nodes = name_literal(NODE_TABLES[side])
     anchors = name_literal(f"anchors/{anchor_set}")
-    texts = texts_of(f"anchors/{anchor_set}")
-
-    def among(pairs: str) -> str:
-        return f"""SELECT row, {{'{side}': one.text, 'anchor': other.text}} AS value
-            FROM this JOIN ({pairs}) AS found ON node = {side}_id AND anchor = anchor_id
-            JOIN {nodes} AS one USING ({side}_id) JOIN {anchors} AS other USING (anchor_id)"""
-
-    return [
-        warning(
-            "anchor_id",
-            "edge that joins a held-out query to its answer",
-            "training sees the answer in the graph; leave these edges out (jobs/graph.py edges"
-            " does), or call the figures as published",
-            among(leaking(texts_of(NODE_TABLES[side]), texts)),
-        ),
-        warning(
-            "anchor_id",
-            "edge that repeats a train click",
-            "the graph says again what training sees, and may get a weight for that alone; compare"
-            " it with a graph without these edges (jobs/graph.py edges --protocol unclicked)",
-            among(repeating(side, texts)),
-            least=MANY_REPEATS,
-        ),
-    ]
+    pairs = leaking(texts_of(NODE_TABLES[side]), texts_of(f"anchors/{anchor_set}"))
+    return warning(
+        "anchor_id",
+        "edge that joins a held-out query to its answer",
+        "training sees the answer in the graph; leave these edges out (jobs/graph.py edges"
+        " does), or call the figures as published",
+        f"""SELECT row, {{'{side}': one.text, 'anchor': other.text}} AS value
+        FROM this JOIN ({pairs}) AS found ON node = {side}_id AND anchor = anchor_id
+        JOIN {nodes} AS one USING ({side}_id) JOIN {anchors} AS other USING (anchor_id)""",
+    )
 
 
 UNLINKED = warning(

@@ -11,7 +11,6 @@ from ramen_ray.data.leaks import HELD_OUT
 from ramen_ray.data.store.dataset import Dataset, DatasetError
 from ramen_ray.data.store.parquet_files import open_parquet
 from ramen_ray.data.store.schemas import (
-    HELD_OUT_SIDES,
     JUDGED,
     SIDES,
     SPLITS,
@@ -45,10 +44,9 @@ class Structure:
 def read_tables(dataset: Dataset) -> list[str]:
     """Name the tables that training and evaluation read: those needed, and others that exist."""
     sets = dataset.anchor_sets
-    sides = (*SIDES, *HELD_OUT_SIDES.values())
     splits = [f"queries/{split}" for split in SPLITS]
     optional = [
-        *(f"edges/{name}/{side}" for name in sets for side in sides),
+        *(f"edges/{name}/{side}" for name in sets for side in SIDES),
         *(f"filters/{split}" for split in HELD_OUT),
         f"queries/{ZERO_SHOT}",
         "novel_ads",

@@ -21,7 +21,7 @@ from ramen_ray.data.checks.rules import (
     UNLINKED,
     cross_rules,
     keys_of,
-    leak_rules,
+    leak_rule,
     repeat_rules,
     row_rules,
 )
@@ -174,7 +174,7 @@ class _Tables:
                 self._connection.execute(f"DELETE FROM unlinked WHERE query_id IN ({linked})")
             is_used = anchor_set in self._dataset.strict_anchor_sets and side in NODE_TABLES
             if find_leaks and is_used and f"anchors/{anchor_set}" in self.loaded:
-                rules += leak_rules(table)
+                rules.append(leak_rule(table))
         findings = [tally.share() for tally in reader.not_utf8.values()]
         findings += self.broken(table, rules)
         self._forget(table, columns)
@@ -216,14 +216,12 @@ class _Tables:
         checking = f"{_this(table)} {' UNION ALL '.join(counts)}"
         run(self._connection, f"checking {table}", checking)
         broken = [(rules[i], number) for i, number in sorted(self._connection.fetchall()) if number]
-        return list(chain.from_iterable(self._finding(table, *rule) for rule in broken))
+        return [self._finding(table, *rule) for rule in broken]
 
-    def _finding(self, table: str, rule: FaultKind, number: int) -> Iterator[Finding]:
+    def _finding(self, table: str, rule: FaultKind, number: int) -> Finding:
         whole = self._num_rows[table]
         if rule.whole:
             whole = count(self._connection, f"SELECT {rule.whole} FROM {name_literal(table)}")
-        if number < rule.least * whole:
-            return
         first = f"SELECT row, value FROM ({rule.sql}) ORDER BY ALL LIMIT {MAX_EXAMPLES}"
         looking = f"looking in {table} for a {rule.message}"
         run(self._connection, looking, f"{_this(table)} {first}")
@@ -232,7 +230,7 @@ class _Tables:
             file, row_of_file = self._place(table, row)
             tally.add(file, [row_of_file], [value])
         tally.count = number
-        yield tally.share(whole if rule.severity == "warning" else None)
+        return tally.share(whole if rule.severity == "warning" else None)
 
     def _place(self, table: str, row: int) -> tuple[Path, int]:
         """Return the file that has a row of the table, and the row's number there."""

@@ -77,22 +77,14 @@ class GraphSignal:
         return self.shared.share >= OF_CLICKS and self.shared.lift >= FEWEST_LIFT
 
     @property
-    def metrics(self) -> dict[str, float]:
-        """What is worth comparing between graphs, by name; only what there is."""
-        metrics = {"share_leaking_edges": self.leaking_edges / max(self.edges, 1)}
-        if "ad" in self.sides:
-            metrics["share_test_clicks_reached"] = self.reached_clicks / max(self.test_clicks, 1)
-        if self.shared.pairs and not self.is_void:
-            is_whole = len(self.sides) == 2
-            what = "clicks_with_shared_anchor" if is_whole else "joined_pairs_with_shared_click"
-            metrics |= {
-                f"share_{what}": self.shared.share,
-                "share_by_chance": self.shared.share_by_chance,
-                "lift": self.shared.lift,
-            }
-            if self.shared_beyond_words.pairs:
-                metrics["lift_beyond_words"] = self.shared_beyond_words.lift
-        return metrics
+    def share_reached(self) -> float:
+        """Share of the test clicks that only the graph reaches."""
+        return self.reached_clicks / max(self.test_clicks, 1)
+
+    @property
+    def share_leaking(self) -> float:
+        """Share of the edges that leak."""
+        return self.leaking_edges / max(self.edges, 1)
 
 
 def graph_signals(

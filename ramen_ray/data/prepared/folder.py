@@ -14,7 +14,7 @@ from ramen_ray.data.arrays import Booleans, Float64s, Int64s, UInt64s, map_array
 from ramen_ray.data.prepared.csr import Csr
 from ramen_ray.data.store.judgements import Judgements
 from ramen_ray.data.store.made_folder import read_json
-from ramen_ray.data.store.schemas import HELD_OUT_SIDES, SPLITS, ZERO_SHOT
+from ramen_ray.data.store.schemas import SPLITS, ZERO_SHOT
 from ramen_ray.errors import DatasetError
 
 TOKENS_AT_ONCE = 1 << 24
@@ -200,12 +200,6 @@ class Prepared:
     def edges(self, anchor_set: str, side: str) -> Csr:
         """Edges of an anchor set: train query rows x anchors, or, on side ``ad``, ads x anchors."""
         return Csr.open(self.path / "edges" / anchor_set / side)
-
-    def held_out_edges(self, anchor_set: str, split: str) -> Csr | None:
-        """Edges of held-out queries, queries x anchors, for an oracle; None if there are none."""
-        side = HELD_OUT_SIDES.get(split)
-        folder = self.path / "edges" / anchor_set / str(side)
-        return Csr.open(folder) if folder.is_dir() else None
 
     @cached_property
     def train_click_counts(self) -> Int64s:

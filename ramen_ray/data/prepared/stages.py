@@ -31,7 +31,6 @@ from ramen_ray.data.prepared.csr import accumulate, id_type
 from ramen_ray.data.prepared.hashing import hash_texts, mix
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.store.schemas import (
-    HELD_OUT_SIDES,
     JUDGED,
     NODE_TABLES,
     TRAIN,
@@ -156,13 +155,11 @@ def join_parts(
     for table in texts:
         if table.startswith("queries/"):
             _join_clicks(table, files[table], folder, num_rows["ads"])
-    held_out = {side: f"queries/{split}" for split, side in HELD_OUT_SIDES.items()}
-    for side, nodes in {**NODE_TABLES, **held_out}.items():
+    for side, nodes in NODE_TABLES.items():
         keys = np.concatenate([*_pieces(files[nodes], "key")])
         for anchors in (table for table in num_rows if table.startswith("anchors/")):
             table = f"edges/{anchors.removeprefix('anchors/')}/{side}"
-            if table in files or side not in held_out:
-                _join_edges(folder / table, files.get(table, []), keys, num_rows[anchors])
+            _join_edges(folder / table, files.get(table, []), keys, num_rows[anchors])
     publish(folder)
 
 

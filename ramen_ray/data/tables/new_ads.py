@@ -1,4 +1,4 @@
-"""Read which ads come and go after training, and first clicks on those that come."""
+"""Read which ads come and go after training."""
 
 import logging
 from collections.abc import Sequence
@@ -19,25 +19,12 @@ from ramen_ray.data.tables.reading.columns import (
     filter_columns,
     listed_id_column,
     text_column,
-    weight_column,
 )
 from ramen_ray.data.tables.reading.loading import UserTable
 
 NO_VALUE = "\0"
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class NewAdColumns(AdColumns):
-    """Names of the columns in tables of new ads and of first clicks on them."""
-
-    clicks_ad: str = "ad_id"
-    """Ad of a click: its id."""
-    clicks_query: str = "query"
-    """Query of a click: its text."""
-    clicks_weight: str | None = None
-    """Weight of a click, such as a count; rows of 0 are impressions, which are left out."""
 
 
 @dataclass(frozen=True)
@@ -51,13 +38,11 @@ class NewAds:
     sync: str | None = None
     """Table of all ads, likewise: ads that it lacks are removed, those with another text embedded
     anew, and those that are new added. columns.ad_filters changes what they are filtered by."""
-    clicks: str | None = None
-    """Table of first clicks on some of the ads. Only a retriever with a combiner can use them."""
     allow_lost_ads: bool = False
     """Remove ads even if that is most of them."""
     allow_lost_filters: bool = False
     """Change the ads even if a column that they are filtered by loses most of its values."""
-    columns: NewAdColumns = field(default_factory=NewAdColumns)
+    columns: AdColumns = field(default_factory=AdColumns)
     """Names of the columns in the tables."""
     null_words: NullWords = "refuse"
     """What to do with rows whose id or text is a word for nothing, such as NULL or N/A, if there
@@ -92,7 +77,6 @@ def check_given(given: NewAds) -> None:
         (given.ads, ads),
         (given.sync, ads),
         (given.remove, {"ad_id": ads["ad_id"]}),
-        (given.clicks, _click_columns(given)),
     ]
     for source, columns in tables:
         if source:
@@ -213,41 +197,12 @@ def _report_other_spellings(table: UserTable, rows: pa.Table, known: pa.Array) -
     )
 
 
-def read_first_clicks(given: NewAds, new: pa.Table) -> tuple[Int64s, list[str]]:
-    """Read first clicks on ``new`` ads: their rows (clicks,) there, and the queries' texts.
-
-    Raises a DatasetError if rows have no query, or an ad that is not new or of an earlier row.
-    """
-    table = UserTable(str(given.clicks), _click_columns(given), encoding=given.encoding)
-    clicks = table.read()
-    rows = pc.index_in(clicks["ad_id"], new["ad_id"])
-    message = "clicks are on ads that are not new"
-    advice = "give clicks of the ads that are added"
-    table.report_rows("ad_id", message, advice, clicks.filter(pc.is_null(rows)))
-    repeated = clicks.filter(pa.array(_repeats(clicks["ad_id"])))
-    message = "clicks are not the first on their ad"
-    advice = "give one click of each ad"
-    table.report_rows("ad_id", message, advice, repeated)
-    _check(table)
-    return rows.to_numpy().astype(np.int64), clicks["query"].to_pylist()
-
-
 def _ad_columns(given: NewAds, filters: Sequence[str]) -> dict[str, Column]:
     return {
         "ad_id": listed_id_column(given.columns.ad_id, given.null_words),
         "text": text_column(given.columns.ad_text, given.null_words, normalized),
         **filter_columns(filters),
     }
-
-
-def _click_columns(given: NewAds) -> dict[str, Column]:
-    columns = {
-        "ad_id": listed_id_column(given.columns.clicks_ad, given.null_words),
-        "query": text_column(given.columns.clicks_query, given.null_words, normalized),
-    }
-    if weight := given.columns.clicks_weight:
-        columns["weight"] = weight_column(weight, zeros="impressions, rows of 0 clicks")
-    return columns
 
 
 def _check(table: UserTable) -> None:

@@ -1,7 +1,7 @@
 """Similar texts: those whose embeddings are nearest to each text's, but not duplicates."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,18 +14,15 @@ from ramen_ray.data.leaks import Protocol
 from ramen_ray.data.prepared.hashing import hash_strings
 from ramen_ray.data.store.dataset import DatasetError
 
-SPARE_NEIGHBOURS = 16
-MAX_NEIGHBOURS = 1024  # of a text, itself among them, however many are duplicates
-GIVEN_UP = f"texts with fewer anchors, as most of their {MAX_NEIGHBOURS:,} nearest are duplicates"
+SPARE_NEIGHBOURS = 32  # that are searched, as the text itself and its duplicates are among them
+MOST_ANCHORS = 1024
+FEWER = "texts with fewer anchors, as most of their nearest are duplicates"
 FOUND = "% of nearest texts found"
 SAMPLED_TEXTS = 400  # whose nearest texts are searched exactly too, to measure what is found
-DEEPER = 8  # few rounds: an exact one indexes all texts again
 
 Found = tuple[Int64s, NDArray[np.float32]]  # texts (texts, k), and cosines (texts, k); best first
 Similar = tuple[Int64s, Int64s, NDArray[np.float32]]
 """Texts (n,), ascending, similar texts (n,), and their cosines (n,); best first for each text."""
-SearchTexts = Callable[[Int64s | range, int], Iterator[tuple[Int64s, Found]]]
-"""Finds the k texts nearest to each of some texts; yields blocks of these, in any order."""
 
 
 @dataclass(frozen=True)
@@ -42,8 +39,8 @@ class SimilarSettings:
             texts that differ only in case, white space or punctuation. Symbols such as + are no
             punctuation, but # is: C++ is not C, and C# is.
         max_length: Tokens of a text that an encoder reads.
-        protocol: strict leaves out edges that join a held-out query to its answer, unclicked also
-            those that repeat a train click; as-published keeps all.
+        protocol: strict leaves out edges that join a held-out query to its answer; as-published
+            keeps all.
     """
 
     encoder: str | None = None
@@ -55,9 +52,9 @@ class SimilarSettings:
 
     def __post_init__(self) -> None:
         """Refuse settings that leave no edges."""
-        if not 1 <= self.top_k < MAX_NEIGHBOURS or self.max_length < 3:
+        if not 1 <= self.top_k < MOST_ANCHORS or self.max_length < 3:
             raise DatasetError(
-                f"top_k must be at least 1 and below {MAX_NEIGHBOURS}, and max_length at least 3"
+                f"top_k must be at least 1 and below {MOST_ANCHORS}, and max_length at least 3"
             )
         if not 0 < self.min_similarity < self.max_similarity <= 1:
             raise DatasetError(
@@ -74,34 +71,24 @@ def plain_hashes(texts: pa.StringArray) -> UInt64s:
 
 
 def similar_by_embeddings(
-    find: SearchTexts, plain: UInt64s, settings: SimilarSettings, counts: Counter[str]
+    blocks: Iterable[tuple[Int64s, Found]],
+    plain: UInt64s,
+    settings: SimilarSettings,
+    counts: Counter[str],
 ) -> Iterator[Similar]:
-    """Yield what is similar to some texts at a time; searches deeper if duplicates fill the top.
+    """Yield what is similar to some texts at a time, of ``blocks`` of texts and their nearest.
 
-    ``find`` searches the embeddings of all texts, whose :func:`plain_hashes` are ``plain`` (n,).
-    ``counts`` gets, as GIVEN_UP, how many might have more beyond their MAX_NEIGHBOURS.
+    The :func:`plain_hashes` of all texts are ``plain`` (n,). ``counts`` gets, as FEWER, how many
+    might have more beyond their nearest.
     """
-    texts: Int64s | range = range(len(plain))
-    k = settings.top_k + SPARE_NEIGHBOURS
-    while len(texts):
-        again = [np.empty(0, dtype=np.int64)]
-        for rows, (others, similarities) in find(texts, min(k, len(plain), MAX_NEIGHBOURS)):
-            kept = (similarities >= settings.min_similarity) & (
-                plain[others] != plain[rows][:, None]
-            )
-            kept &= similarities <= settings.max_similarity
-            done = kept.sum(axis=1) >= settings.top_k
-            done |= similarities[:, -1] < settings.min_similarity
-            if k >= min(len(plain), MAX_NEIGHBOURS):
-                if len(plain) > MAX_NEIGHBOURS:
-                    counts[GIVEN_UP] += int((~done).sum())
-                done[:] = True
-            kept &= done[:, None]
-            sources = rows[np.nonzero(kept)[0]]
-            linked = others[kept]
-            cosines = similarities[kept]
-            best, _ = best_of_each(sources, settings.top_k, -cosines, linked)
-            yield sources[best], linked[best], cosines[best]
-            again.append(rows[~done])
-        texts = np.sort(np.concatenate(again))
-        k = DEEPER * k
+    for texts, (others, similarities) in blocks:
+        kept = (similarities >= settings.min_similarity) & (similarities <= settings.max_similarity)
+        kept &= plain[others] != plain[texts][:, None]
+        are_few = kept.sum(axis=1) < settings.top_k
+        are_few &= similarities[:, -1] >= settings.min_similarity
+        counts[FEWER] += int(are_few.sum()) * (others.shape[1] < len(plain))
+        sources = texts[np.nonzero(kept)[0]]
+        linked = others[kept]
+        cosines = similarities[kept]
+        best, _ = best_of_each(sources, settings.top_k, -cosines, linked)
+        yield sources[best], linked[best], cosines[best]

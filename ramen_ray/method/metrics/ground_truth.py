@@ -136,10 +136,6 @@ class GroundTruth:
         """Return what training knew of the queries of a split, and of the ads."""
         return Known(data.trained_queries(split), np.asarray(data.train_click_counts), self.groups)
 
-    def on_tail(self) -> "GroundTruth":
-        """Return the ground truth of tail ads only."""
-        return self.among(self.groups["tail"])
-
     def among(self, member: Booleans) -> "GroundTruth":
         """Return the ground truth of the ads that ``member`` (ads,) flags only."""
         judged = None if self.judged is None else self.judged.among(member)

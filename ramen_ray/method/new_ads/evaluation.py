@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ramen_ray.data.arrays import Int64s
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.schemas import ZERO_SHOT
 from ramen_ray.method.metrics.comparison import Difference, paired_differences
@@ -20,12 +19,8 @@ SPLITS = (ZERO_SHOT, "test")
 TEXT = "text"
 SUM = "sum"
 COMBINER = "combiner"
-ONE_SHOT = "combiner one-shot"
 """Names of the rows that are compared."""
 COMPARED = ("P@1", "P@5", "N@5", "R@10", "R@100")  # the metrics whose differences get intervals
-
-RevealedClicks = tuple[Int64s, Vectors]
-"""Ads (r,) with a known click, and the embeddings (r, D) of the clicks' queries."""
 
 
 @dataclass(frozen=True)
@@ -61,34 +56,24 @@ class Embedded:
         return ground_truth.measure(self.search(vectors, split, ground_truth.depth))
 
 
-def row_vectors(
-    combined: CombinedAds, text: Vectors, revealed: RevealedClicks | None
-) -> Iterable[tuple[str, Vectors]]:
+def row_vectors(combined: CombinedAds, text: Vectors) -> Iterable[tuple[str, Vectors]]:
     """Yield the vectors (ads, D) of all ads by row: text alone, the sum, the combiner.
 
-    Every ad is represented as if it were new, from the embedding of its ``text`` (ads, D). Revealed
-    clicks make a further row.
+    Every ad is represented as if it were new, from the embedding of its ``text`` (ads, D).
     """
     rows = combined.seen.rows_of(np.arange(len(text)))
     mean = Combiner("mean", text.shape[1]).eval()
     yield TEXT, text
     yield SUM, CombinedAds(mean, combined.seen, combined.lookup).represent(text, rows)
     yield COMBINER, combined.represent(text, rows)
-    if revealed is not None:
-        yield ONE_SHOT, combined.represent(text, rows, revealed)
 
 
-def compare_rows(
-    embedded: Embedded,
-    combined: CombinedAds,
-    revealed: RevealedClicks | None,
-    propensity: Propensity,
-) -> Evaluation:
+def compare_rows(embedded: Embedded, combined: CombinedAds, propensity: Propensity) -> Evaluation:
     """Compare text alone, the sum and the combiner on the splits with novel ads."""
     metrics = {}
     differences = {}
     compared = {}
-    for row, vectors in row_vectors(combined, embedded.all_ads(), revealed):
+    for row, vectors in row_vectors(combined, embedded.all_ads()):
         by_split = {split: embedded.measure(vectors, split, propensity) for split in SPLITS}
         metrics[row] = {split: ratios(values) for split, values in by_split.items()}
         compared[row] = {

@@ -99,59 +99,18 @@ def refine(near: Ranked, vectors: Vectors, classifiers: Vectors, threshold: floa
     return best(near.rows, np.where(scores > threshold, scores, -np.inf), near.rows.shape[1])
 
 
-def max_vote(lists: list[Ranked], count: int) -> Int64s:
-    """Merge lists: rows (n, count) in most lists first, then of the highest score; -1 for none."""
-    rows = np.concatenate([ranked.rows for ranked in lists], axis=1)
-    scores = np.concatenate([ranked.scores for ranked in lists], axis=1)
-    ads, places = np.nonzero(rows >= 0)
-    span = int(rows.max(initial=0)) + 1
-    pairs, number = np.unique(ads * span + rows[ads, places], return_inverse=True)
-    votes = np.bincount(number, minlength=len(pairs))
-    highest = np.full(len(pairs), -np.inf)
-    np.maximum.at(highest, number, scores[ads, places])
-    ad, other = np.divmod(pairs, span)
-    merged = np.full((len(rows), count), -1)
-    kept, ranks = best_of_each(ad, count, -votes, -highest, other)
-    merged[ad[kept], ranks] = other[kept]
-    return merged
-
-
 def find_neighbours(
-    seen: SeenAds,
-    lookup: Lookup,
-    embeddings: Vectors,
-    own_rows: Int64s | None = None,
-    revealed: tuple[Int64s, Vectors] | None = None,
+    seen: SeenAds, lookup: Lookup, embeddings: Vectors, own_rows: Int64s | None = None
 ) -> Int64s:
     """Find the neighbours of ads as if they were new: rows (n, K), best first, -1 after the last.
 
-    The ads have ``embeddings`` (n, D), and ``own_rows`` as in :meth:`SeenAds.nearest`. Of those
-    with a known click, positions (r,) are ``revealed``, and the embeddings (r, D) of the clicks'
-    queries: classifiers that score the query above τ choose too, and both lists vote.
+    The ads have ``embeddings`` (n, D), and ``own_rows`` as in :meth:`SeenAds.nearest`.
     """
     count = lookup.neighbours
-    threshold = lookup.threshold
-    if threshold is None and revealed is None:
+    if lookup.threshold is None:
         return seen.nearest(embeddings, count, own_rows).rows
     near = seen.nearest(embeddings, max(lookup.shortlist, count), own_rows)
-
-    def chosen(places: Int64s | slice, vectors: Vectors) -> Ranked:
-        of_these = Ranked(near.rows[places], near.scores[places])
-        if threshold is not None:
-            return refine(of_these, vectors, seen.classifiers, threshold)
-        return _first(refine(of_these, vectors, seen.classifiers, -np.inf), count)
-
-    by_text = _first(near, count) if threshold is None else chosen(slice(None), embeddings)
-    rows = by_text.rows[:, :count].copy()
-    if revealed is not None and len(revealed[0]):
-        places, queries = revealed
-        nearest = Ranked(by_text.rows[places], by_text.scores[places])
-        rows[places] = max_vote([nearest, chosen(places, queries)], count)
-    return rows
-
-
-def _first(ranked: Ranked, count: int) -> Ranked:
-    return Ranked(ranked.rows[:, :count], ranked.scores[:, :count])
+    return refine(near, embeddings, seen.classifiers, lookup.threshold).rows[:, :count]
 
 
 def clicked_together(clicks: Csr, embeddings: Vectors, count: int) -> Ranked:

@@ -117,20 +117,14 @@ class CombinedAds:
     # vectors are divided by it, so that none of the first index is longer than 1
     scale: float = 1.0
 
-    def represent(
-        self,
-        embeddings: Vectors,
-        own_rows: Int64s | None = None,
-        revealed: tuple[Int64s, Vectors] | None = None,
-    ) -> Vectors:
+    def represent(self, embeddings: Vectors, own_rows: Int64s | None = None) -> Vectors:
         """Return the vectors (n, D) float32 of ads, given the ``embeddings`` (n, D) of their texts.
 
         Each is represented as if it were new: its own classifier, of ``own_rows`` (n,) of the seen
-        ads (-1 for none), is never used. ``revealed`` is as in :func:`find_neighbours`.
+        ads (-1 for none), is never used.
         """
-        return self.combine(
-            embeddings, find_neighbours(self.seen, self.lookup, embeddings, own_rows, revealed)
-        )
+        neighbours = find_neighbours(self.seen, self.lookup, embeddings, own_rows)
+        return self.combine(embeddings, neighbours)
 
     @torch.inference_mode()
     def combine(self, embeddings: Vectors, neighbours: Int64s) -> Vectors:

@@ -18,7 +18,6 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import faiss
 import numpy as np
@@ -71,9 +70,8 @@ ONNX_FOLDER = "onnx"  # where sentence-transformers looks for graphs
 FLOAT32_FILE = "model.onnx"
 INT8_FILE = "model_qint8.onnx"
 
-Represent = Callable[[int, Embeddings], Embeddings]
-"""Maps the number of a block's first ad, and the embeddings (n, D) of the block's texts, to the
-vectors (n, D) that are indexed."""
+Represent = Callable[[Embeddings], Embeddings]
+"""Maps the embeddings (n, D) of new ads' texts to the vectors (n, D) that are indexed."""
 
 
 @dataclass(frozen=True)
@@ -152,7 +150,7 @@ def add_ads(folder: Path, ads: pa.Table, represent: Represent | None = None) -> 
     index = faiss.read_index(str(folder / INDEX))
     for start in logged_blocks("embedding ads", starts, lambda _: ADS_PER_BLOCK, len(ads)):
         vectors = embed(ads["text"][start : start + ADS_PER_BLOCK].to_pylist())
-        index.add(vectors if represent is None else represent(start, vectors))
+        index.add(vectors if represent is None else represent(vectors))
     with whole_file(folder / INDEX) as aside:
         faiss.write_index(index, str(aside))
     old_ads = known_ads(folder)
@@ -165,19 +163,16 @@ def add_ads(folder: Path, ads: pa.Table, represent: Represent | None = None) -> 
     return len(old_ads) + len(ads)
 
 
-def text_embedder(
-    folder: Path, view: Literal["queries", "ads"] = "ads"
-) -> Callable[[list[str]], Embeddings]:
-    """Load a retriever's model; returns a function that embeds queries or new ads (texts, D)."""
+def text_embedder(folder: Path) -> Callable[[list[str]], Embeddings]:
+    """Load a retriever's model; returns a function that embeds new ads (texts, D)."""
     settings = read_json(folder / SETTINGS)
     model = load_model(folder, part=settings.get("part"))
     model.to("cuda" if torch.cuda.is_available() else "cpu")
     tokenize = model.encoder.text_tokenizer(settings["max_length"])
-    prompt = tokenize.prompts.ad if view == "ads" else tokenize.prompts.query
-    embed_table = model.embed_new_ads if view == "ads" else model.embed_queries
 
     def embed(texts: list[str]) -> Embeddings:
-        return embed_table(tokenize_texts(tokenize, texts, prompt), np.arange(len(texts)))
+        table = tokenize_texts(tokenize, texts, tokenize.prompts.ad)
+        return model.embed_new_ads(table, np.arange(len(texts)))
 
     return embed
 

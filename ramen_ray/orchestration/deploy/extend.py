@@ -3,19 +3,13 @@
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import pyarrow as pa
-
 from ramen_ray.data.store.made_folder import owned_folder
-from ramen_ray.data.tables.new_ads import NewAds, read_changes, read_first_clicks
-from ramen_ray.errors import UserError
-from ramen_ray.method.model.dual_encoder import Embeddings
+from ramen_ray.data.tables.new_ads import NewAds, read_changes
 from ramen_ray.method.new_ads.representation import combiner_of
 from ramen_ray.method.retrieval.retriever_folder import (
-    Represent,
     add_ads,
     keep_ads,
     known_ads,
-    text_embedder,
     write_ads,
 )
 from ramen_ray.orchestration.deploy.copies import log_copy, take_place
@@ -43,8 +37,7 @@ def extend_retriever(registry: Registry, model_uri: str, given: NewAds, output: 
     If nothing would change, there is no copy. See :func:`log_copy` and :func:`take_place`.
 
     Raises:
-        DatasetError: a table cannot be read, an id is in use, or a click is not on a new ad.
-        NewAdsError: there are clicks, but the retriever has no combiner to use them.
+        DatasetError: a table cannot be read, or an id is in use.
         RegistryError, TrackingError: there is no such retriever, or its alias was moved meanwhile.
     """
     original = registry.look_up(model_uri)
@@ -67,12 +60,12 @@ def extend_retriever(registry: Registry, model_uri: str, given: NewAds, output: 
         )
         if not len(new) and not num_gone and not changes.num_refiltered:
             return extended
-        represent = representation_of(folder, new, given)
         if num_gone:
             keep_ads(folder, changes.rows)
         write_ads(folder, changes.kept)
         if len(new):
-            add_ads(folder, new, represent)
+            combined = combiner_of(folder)
+            add_ads(folder, new, combined.represent if combined else None)
         texts = known_ads(folder)["text"][-EXAMPLE_ADS:].to_pylist()
         sources = {"new_ads": given.ads, "removed_ads": given.remove, "all_ads": given.sync}
         made: dict[str, object] = {key: path for key, path in sources.items() if path is not None}
@@ -81,32 +74,3 @@ def extend_retriever(registry: Registry, model_uri: str, given: NewAds, output: 
     description = f"{extended}, since {original.uri}"
     uri = take_place(registry, copy, original, model_uri, description)
     return replace(extended, model_uri=uri)
-
-
-class NewAdsError(UserError):
-    """New ads cannot be added with these clicks."""
-
-
-def representation_of(folder: Path, new: pa.Table, source: NewAds) -> Represent | None:
-    """Return what makes a retriever's vectors of new ads' embeddings; None without a combiner.
-
-    Raises a NewAdsError if there are clicks, which only a combiner can use.
-    """
-    combined = combiner_of(folder)
-    if combined is None:
-        if source.clicks is not None:
-            raise NewAdsError(
-                f"the retriever has no combiner, so it cannot use the clicks {source.clicks}; "
-                f"leave them out, or train a combiner (jobs/combine.py)"
-            )
-        return None
-    if source.clicks is None:
-        return lambda _, vectors: combined.represent(vectors)
-    rows, texts = read_first_clicks(source, new)
-    queries = text_embedder(folder, "queries")(texts)
-
-    def represent(first: int, vectors: Embeddings) -> Embeddings:
-        inside = (rows >= first) & (rows < first + len(vectors))
-        return combined.represent(vectors, revealed=(rows[inside] - first, queries[inside]))
-
-    return represent

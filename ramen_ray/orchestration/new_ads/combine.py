@@ -9,7 +9,6 @@ import numpy as np
 
 from ramen_ray.config import flatten
 from ramen_ray.data.prepared.folder import Prepared
-from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.store.made_folder import check_intact, in_use, owned_folder, read_json
 from ramen_ray.method.model.dual_encoder import load_model
 from ramen_ray.method.new_ads.evaluation import Embedded, Evaluation
@@ -27,7 +26,6 @@ from ramen_ray.orchestration.new_ads.finished import (
     CombinerError,
     FinishedRun,
     open_finished_run,
-    open_sibling,
 )
 from ramen_ray.orchestration.new_ads.settings import CombineSettings
 from ramen_ray.orchestration.prepare.pipeline import prepare
@@ -50,7 +48,7 @@ from ramen_ray.tracking.runs import Run, prefixed
 from ramen_ray.tracking.step_logger import StepLogger
 
 EMBEDDINGS_FILE = "embeddings.npy"
-SAYS_WHERE = {"run", "output", "workers", "revealed", "allow_changed"}
+SAYS_WHERE = {"run", "output", "workers", "allow_changed"}
 
 
 @dataclass(frozen=True)
@@ -70,21 +68,15 @@ def combine(settings: CombineSettings) -> CombineResult:
     finished = open_finished_run(registry, settings.run, output)
     config = finished.config
     dataset = finished.dataset
-    siblings = [] if settings.revealed is None else [open_sibling(dataset, settings.revealed)]
     check_intact(finished.model)
     tokenizer = trained_tokenizer(finished.model, config.encoder)
     workers = settings.workers
     start_ray(for_ray_train=workers.num_workers > 1)
     check_resources(workers)
-    cache = output / "prepared"
-    data, *prepared = [prepare(source, cache, tokenizer) for source in (dataset, *siblings)]
+    data = prepare(dataset, output / "prepared", tokenizer)
     model = load_model(finished.model, part=finished.part)
     check_sizes(settings, data, model.dim)
-    sibling = prepared[0] if prepared else None
-    with (
-        in_use(dataset.path),
-        _open_directory(output, settings, finished, siblings) as directory,
-    ):
+    with in_use(dataset.path), _open_directory(output, settings, finished) as directory:
         parent = Run(registry.uri, str(finished.directory.mlflow_run_id))
         run = directory.open_run(registry.uri, config.experiment, output, parent)
         for checkpoint in keep_intact_checkpoints(directory.path):
@@ -94,15 +86,12 @@ def combine(settings: CombineSettings) -> CombineResult:
             parameters = {f"combine.{key}": value for key, value in flatten(settings).items()}
             run.log_parameters({**registry.parameters(parent.id), **parameters}, {})
             embeddings = directory.path / EMBEDDINGS_FILE
-            embed_texts(
-                finished.model, finished.part, data, sibling, embeddings, workers.cpus_per_worker
-            )
+            embed_texts(finished.model, finished.part, data, embeddings, workers.cpus_per_worker)
             task = CombineTask(
                 settings,
                 finished.model,
                 finished.part,
                 data.path,
-                None if sibling is None else sibling.path,
                 embeddings,
                 directory.path,
                 build_propensity(config),
@@ -111,7 +100,7 @@ def combine(settings: CombineSettings) -> CombineResult:
             evaluation = train_in_all_workers(task.train, workers, directory.path)
             assert evaluation is not None, "the first worker evaluates"
             StepLogger(run, directory.path).send_unsent()
-            embedded, _ = open_embedded(model, data, sibling, embeddings)
+            embedded = open_embedded(model, data, embeddings)
             model_id = _log_retriever(registry, finished, embedded, directory.path, run)
             for row, by_split in evaluation.metrics.items():
                 for split, values in by_split.items():
@@ -122,12 +111,11 @@ def combine(settings: CombineSettings) -> CombineResult:
 
 @contextmanager
 def _open_directory(
-    output: Path, settings: CombineSettings, finished: FinishedRun, siblings: list[Dataset]
+    output: Path, settings: CombineSettings, finished: FinishedRun
 ) -> Iterator[RunDirectory]:
     """Find the folder of a combiner by what determines its result, and lock it; or a RunError."""
     chosen = settings.model_dump_json(exclude=SAYS_WHERE)
-    revealed = [sibling.fingerprint for sibling in siblings]
-    key = short_hash(f"{chosen}{finished.retriever.model_id}{revealed}")
+    key = short_hash(f"{chosen}{finished.retriever.model_id}")
     name = joined_name(finished.directory.name, settings.variant, key)
     directory = RunDirectory(output / "combiners" / name)
     made_from = {"dataset": finished.dataset.fingerprint, **software()}

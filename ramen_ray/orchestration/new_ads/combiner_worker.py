@@ -31,7 +31,7 @@ from ramen_ray.method.new_ads.combiner_training import (
     nearest_unclicked,
     training_data,
 )
-from ramen_ray.method.new_ads.evaluation import Embedded, Evaluation, RevealedClicks, compare_rows
+from ramen_ray.method.new_ads.evaluation import Embedded, Evaluation, compare_rows
 from ramen_ray.method.new_ads.neighbours import (
     Lookup,
     Ranked,
@@ -72,7 +72,6 @@ class CombineTask:
     model: Path  # folder of the run's best model
     part: Part  # which of its vectors answer
     prepared: Path
-    sibling: Path | None  # the prepared one-shot sibling, if clicks are revealed
     embeddings: Path
     folder: Path  # where the result goes
     propensity: Propensity
@@ -83,9 +82,8 @@ class CombineTask:
         prepare_process(self.settings.seed, self.settings.workers)
         data = Prepared(self.prepared)
         folder = self.folder
-        sibling = None if self.sibling is None else Prepared(self.sibling)
         model = load_model(self.model, part=self.part)
-        embedded, of_sibling = open_embedded(model, data, sibling, self.embeddings)
+        embedded = open_embedded(model, data, self.embeddings)
         setup = combiner_setup(self.settings, embedded, model, folder, worker)
         training = start_or_resume(setup, self.run)
         try:
@@ -96,11 +94,7 @@ class CombineTask:
             return None
         setup.combined_ads(training.model).save(folder / COMBINER_FOLDER)
         combined = open_combined_ads(folder / COMBINER_FOLDER)
-        revealed: RevealedClicks | None = None
-        if sibling is not None and of_sibling is not None:
-            ads, rows = revealed_clicks(sibling)
-            revealed = ads, of_sibling.take(rows)
-        return compare_rows(embedded, combined, revealed, self.propensity)
+        return compare_rows(embedded, combined, self.propensity)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -280,39 +274,23 @@ def _objective(
     return Objective(tuple(terms))
 
 
-def revealed_clicks(sibling: Prepared) -> tuple[np.ndarray, np.ndarray]:
-    """Return the ads (r,) and the train query rows (r,) of the clicks on a split's novel ads."""
-    clicks = sibling.clicks["train"]
-    rows, ads = clicks.gather(np.arange(clicks.num_rows))
-    is_novel = np.isin(ads, sibling.candidates("zero_shot"))
-    return np.asarray(ads[is_novel], dtype=np.int64), rows[is_novel]
-
-
-def embed_texts(
-    model: Path, part: Part, data: Prepared, sibling: Prepared | None, file: Path, num_threads: int
-) -> None:
+def embed_texts(model: Path, part: Part, data: Prepared, file: Path, num_threads: int) -> None:
     """Write the embeddings of all texts of queries and ads into ``file``, unless it exists."""
     if file.exists():
         return
     with whole_file(file) as aside:
-        embed_distinct(model, _tables(data, sibling), aside, False, num_threads, part)
+        embed_distinct(model, _tables(data), aside, False, num_threads, part)
 
 
-def open_embedded(
-    model: DualEncoder, data: Prepared, sibling: Prepared | None, file: Path
-) -> tuple[Embedded, TextEmbeddings | None]:
-    """Map what :func:`embed_texts` wrote: the dataset's, and of the sibling's train queries."""
-    tables = [TokenTable.open(folder) for folder in _tables(data, sibling)]
+def open_embedded(model: DualEncoder, data: Prepared, file: Path) -> Embedded:
+    """Map what :func:`embed_texts` wrote."""
+    tables = [TokenTable.open(folder) for folder in _tables(data)]
     vectors = map_array(file)
-    embedded = [TextEmbeddings(vectors, places) for places in number_distinct(tables)[1]]
-    # what follows the splits: the ads, and the sibling's queries
-    queries = dict(zip(data.splits, embedded, strict=False))
-    of_sibling = embedded[-1] if sibling is not None else None
-    ads = replace(embedded[len(queries)], scales=model.text_scales)
-    return Embedded(data, queries, ads), of_sibling
+    *queries, ads = (TextEmbeddings(vectors, places) for places in number_distinct(tables)[1])
+    by_split = dict(zip(data.splits, queries, strict=True))
+    return Embedded(data, by_split, replace(ads, scales=model.text_scales))
 
 
-def _tables(data: Prepared, sibling: Prepared | None) -> list[Path]:
-    queries = [data.path / "tokens" / "queries" / split for split in data.splits]
-    of_sibling = [] if sibling is None else [sibling.path / Path("tokens/queries/train")]
-    return [*queries, data.path / "tokens" / "ads", *of_sibling]
+def _tables(data: Prepared) -> list[Path]:
+    tokens = data.path / "tokens"
+    return [*(tokens / "queries" / split for split in data.splits), tokens / "ads"]

@@ -65,7 +65,7 @@ def open_finished_run(registry: Registry, run: str, output: Path) -> FinishedRun
     model = directory.best_checkpoint
     config = read_config(path / CONFIG_FILE)
     dataset = Dataset(config.dataset)
-    split = novel_split(dataset)
+    split: dict[str, Any] | None = dataset.metadata.get("novel_split")
     if not dataset.has("novel_ads") or split is None:
         raise CombinerError(
             f"{dataset.path}, on which the run was trained, has no novel ads to evaluate on; make "
@@ -75,7 +75,7 @@ def open_finished_run(registry: Registry, run: str, output: Path) -> FinishedRun
     if split["one_shot"]:
         raise CombinerError(
             f"{dataset.path}, on which the run was trained, reveals a click of each novel ad to "
-            f"training; train on its zero-shot split, and give this one as --revealed"
+            f"training; train on its zero-shot split"
         )
     run_id, model_id = registry.find_logged(str(directory.mlflow_run_id), None)
     retriever = registry.look_up(f"{MODELS}{model_id}")
@@ -85,31 +85,3 @@ def open_finished_run(registry: Registry, run: str, output: Path) -> FinishedRun
             f"(MLflow run {run_id}); train again"
         )
     return FinishedRun(directory, model, config, dataset, retriever)
-
-
-def novel_split(dataset: Dataset) -> dict[str, Any] | None:
-    """Return how a dataset's novel ads were drawn; None if it was not made from another."""
-    return dataset.metadata.get("novel_split")
-
-
-def open_sibling(dataset: Dataset, revealed: Path) -> Dataset:
-    """Open the one-shot sibling of a zero-shot split; a CombinerError if it is another's."""
-    sibling = Dataset(revealed)
-    split = novel_split(dataset)
-    other_split = novel_split(sibling)
-    if split is None or other_split is None or not other_split["one_shot"]:
-        raise CombinerError(
-            f"--revealed {revealed} is not a one-shot split; make one with "
-            f"python jobs/ingest.py novel --one-shot"
-        )
-    different = [
-        f"{key} {other_split[key]} there, {split[key]} in {dataset.path}"
-        for key in ("parent_fingerprint", "novel_fraction", "seed")
-        if split[key] != other_split[key]
-    ]
-    if different:
-        raise CombinerError(
-            f"--revealed {revealed} is not the one-shot sibling of the run's dataset: "
-            f"{'; '.join(different)}"
-        )
-    return sibling

@@ -83,9 +83,6 @@ class CombineSettings(Section):
     """The run: its folder, or the URI of its retriever (models:/...)."""
     variant: VariantName = "release"
     """As in IRENE's draft, or as in its released code."""
-    revealed: Path | None = None
-    """The one-shot sibling of the run's dataset (ingest.py novel --one-shot, with the same seed and
-    fraction): its clicks on novel ads are revealed, after training."""
     output: Path = Path("outputs")
     """Folder of the runs and, unless MLFLOW_TRACKING_URI is set, of the MLflow store."""
     combiner: CombinerConfig = CombinerConfig()

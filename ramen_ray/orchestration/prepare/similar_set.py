@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from ramen_ray.config import GB_PER_SHARD
-from ramen_ray.data.arrays import Int64s, map_array, map_new_array
+from ramen_ray.data.arrays import Int64s, map_array
 from ramen_ray.data.checks.validation import check
 from ramen_ray.data.engine import engine
 from ramen_ray.data.store.dataset import Dataset, DatasetError, DatasetWriter
@@ -31,6 +31,7 @@ from ramen_ray.long_work import logged_blocks
 from ramen_ray.method.graph.similar import (
     FOUND,
     SAMPLED_TEXTS,
+    SPARE_NEIGHBOURS,
     SimilarSettings,
     plain_hashes,
     similar_by_embeddings,
@@ -48,7 +49,6 @@ from ramen_ray.orchestration.embed import FEW_TEXTS, EmbeddingResources, TableRo
 from ramen_ray.orchestration.sharded_search import search_shards
 from ramen_ray.presets import MINILM
 
-ROWS_COPIED_AT_ONCE = 4096
 TEXTS_HERE = 2_000_000  # about those that one process tokenises while a cluster starts
 MOST_EXACT_PRODUCTS = 3 * 10**12  # of numbers; a minute of two cores
 EFFORT = 2
@@ -84,7 +84,8 @@ def add_similar(
             texts = write_texts(connection, staging)
         plain = np.concatenate([plain_hashes(batch) for batch in texts.chunks])
         find = _Search(_embed(staging, settings.encoder, settings.max_length), gb_per_shard)
-        write_near(staging, similar_by_embeddings(find, plain, settings, counts))
+        blocks = find(settings.top_k + SPARE_NEIGHBOURS)
+        write_near(staging, similar_by_embeddings(blocks, plain, settings, counts))
         if not find.is_exact:
             counts[FOUND] = round(100 * find.recall(settings.top_k))
         with engine(folder, dataset=dataset) as connection:
@@ -133,19 +134,19 @@ class _Search:
         self.is_exact = self.num_texts**2 * self.dim <= MOST_EXACT_PRODUCTS
         self.sample = sampled_queries(self.num_texts, SAMPLED_TEXTS)
 
-    def __call__(self, texts: Int64s | range, k: int) -> Iterator[tuple[Int64s, TopK]]:
-        is_all = isinstance(texts, range)
-        queries = self.file if is_all else self._copy_rows(np.asarray(texts))
+    def __call__(self, most: int) -> Iterator[tuple[Int64s, TopK]]:
+        """Yield blocks of texts with up to ``most`` of their nearest, themselves among them."""
+        k = min(most, self.num_texts)
         shards = embedded_shards(self.file, 0, self.gb_per_shard, self.is_exact, EFFORT)
-        blocks = search_shards(shards, queries, len(texts), k)
-        if is_all:
-            self.found = np.full((len(self.sample), k), -1)
-            blocks = keep_sample(blocks, self.sample, self.found)
+        self.found = np.full((len(self.sample), k), -1)
+        blocks = keep_sample(
+            search_shards(shards, self.file, self.num_texts, k), self.sample, self.found
+        )
         done = logged_blocks(
-            "searching similar texts", blocks, lambda block: len(block[1][0]), len(texts)
+            "searching similar texts", blocks, lambda block: len(block[1][0]), self.num_texts
         )
         for start, best in done:
-            yield np.asarray(texts[start : start + len(best[0])]), best
+            yield np.arange(start, start + len(best[0])), best
 
     def recall(self, k: int) -> float:
         """Return the share of the k nearest others of the sample that are among the k found."""
@@ -153,17 +154,6 @@ class _Search:
         nearest, _ = search(embeddings[self.sample], embeddings, k + 1)  # itself among them
         others = np.where(nearest == self.sample[:, None], -1, nearest)
         return share_found(self.found[:, : k + 1], others)
-
-    def _copy_rows(self, texts: Int64s) -> Path:
-        """Write the embeddings of some texts into a file of their own, some at a time."""
-        file = self.file.with_name("again.npy")
-        copied = map_new_array(file, np.float32, (len(texts), self.dim))
-        for start in range(0, len(texts), ROWS_COPIED_AT_ONCE):
-            some = slice(start, start + ROWS_COPIED_AT_ONCE)
-            # a new map each time: the system maps 64 KB around each row
-            copied[some] = map_array(self.file)[texts[some]]
-        copied.flush()
-        return file
 
 
 def _load_encoder(name: str | None) -> Encoder:

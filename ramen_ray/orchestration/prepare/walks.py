@@ -12,7 +12,6 @@ from ramen_ray.data.arrays import publish
 from ramen_ray.data.prepared.csr import Csr, write_csr
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.made_folder import DamagedError, find_damage, made_once
-from ramen_ray.data.store.schemas import HELD_OUT_SIDES
 from ramen_ray.method.graph.walk import WalkGraph, WalkSettings, most_visited
 from ramen_ray.method.sampling.training_data import Regularizer
 from ramen_ray.orchestration.cluster.resources import in_tasks
@@ -63,8 +62,6 @@ def is_walked(
 def _cache_key(edges: Path, settings: WalkSettings, seed: int) -> str:
     digest = hashlib.blake2b(f"{WALK_VERSION}{settings}{seed}".encode(), digest_size=8)
     for file in sorted(edges.glob("*/*/ind*.npy")):  # indptr and indices: weights do not matter
-        if file.parent.name in HELD_OUT_SIDES.values():
-            continue
         digest.update(str(file.relative_to(edges)).encode())
         with file.open("rb") as stream:
             digest.update(hashlib.file_digest(stream, "blake2b").digest())

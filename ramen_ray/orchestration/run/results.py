@@ -1,4 +1,4 @@
-"""Log what a finished run leaves in MLflow: retriever, figures, table, predictions, plots."""
+"""Log what a finished run leaves in MLflow: retriever, figures, table, predictions."""
 
 import shutil
 
@@ -17,7 +17,6 @@ from ramen_ray.orchestration.run.build import build_ground_truth
 from ramen_ray.orchestration.run.directory import TEST_ADS_FILE, started_from, step_of
 from ramen_ray.orchestration.run.identity import TRAINED_ON, trained_on
 from ramen_ray.orchestration.run.worker import RETRIEVER, WorkerResult, WorkerTask, index_kind
-from ramen_ray.reports.pages import write_run_plots
 from ramen_ray.reports.predictions_page import AT, write_predictions_page
 from ramen_ray.reports.report_tables import as_markdown, headlines, metrics_table
 from ramen_ray.tracking.retriever import log_retriever
@@ -70,12 +69,9 @@ def log_results(task: WorkerTask, trained: WorkerResult, dataset: Dataset, data:
     run.log_metrics(named, model_id=model_id)
     run.rename(f"{headlines(metrics['trained']['test'])} {folder.name}")
     with owned_folder() as artifacts:
-        before = started_from(config)
-        compared = {before: metrics["untrained"]["test"], "trained": metrics["trained"]["test"]}
-        write_run_plots(artifacts, run, compared)
-        run.log_artifacts(artifacts, "plots")
         write_predictions_page(artifacts / PAGE, f"{folder.name}: test queries", predictions)
         run.log_artifacts(artifacts / PAGE)
+    before = started_from(config)
     rows = {before if row == "untrained" else row: of_row for row, of_row in metrics.items()}
     run.describe(f"{as_markdown(metrics_table(rows))}\n\n{run.link_to(PAGE)}\n")
 

@@ -1,6 +1,6 @@
 """Find which part of the method helps: train bases, the whole, and it without each part."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,16 +18,13 @@ from ramen_ray.config import (
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.metrics.comparison import paired_differences_over_seeds
-from ramen_ray.method.metrics.ranking import PerQuery, ratio
+from ramen_ray.method.metrics.ranking import PerQuery
 from ramen_ray.naming import joined_name
-from ramen_ray.orchestration.run.build import build_ground_truth
-from ramen_ray.orchestration.run.directory import (
-    TEST_ADS_FILE,
-    RunDirectory,
-    experiment_hash,
-)
+from ramen_ray.orchestration.evaluate import scores_of_run
+from ramen_ray.orchestration.run.directory import RunDirectory, experiment_hash
 from ramen_ray.orchestration.run.identity import identity_of
 from ramen_ray.orchestration.run.inputs import check_config, prepared_data, resolved
+from ramen_ray.orchestration.tune.choice import mean
 from ramen_ray.orchestration.tune.finalists import (
     Repeated,
     choose_trained,
@@ -47,8 +44,7 @@ from ramen_ray.reports.ablation_report import (
 )
 from ramen_ray.tracking.runs import Run, prefixed
 
-SHOWN_METRICS = ("P@1", "P@3", "P@5", "N@3", "N@5", "PSP@1", "PSP@5", "R@10")
-MEASURED = (*SHOWN_METRICS, *(f"tail/{name}" for name in SHOWN_METRICS))
+MEASURED = ("P@1", "P@5", "N@5", "PSP@1", "PSP@5", "R@10", "tail/P@1", "tail/R@10")
 
 
 @dataclass(frozen=True)
@@ -102,7 +98,7 @@ def _parts(config: RunConfig) -> dict[str, dict[str, Any]]:
 
 @dataclass(frozen=True)
 class AblationResult:
-    """The test figures of each variant, by its name, and the folder of the tables and plots."""
+    """The test figures of each variant, by its name, and the folder of the tables."""
 
     variants: dict[str, VariantFigures]
     sentences: list[str]  # what the figures say, and what to train
@@ -114,7 +110,7 @@ class AblationResult:
 def ablate(config: RunConfig, ablation: AblationConfig) -> AblationResult:
     """Train the missing runs of all variants and seeds, and compare them on the test split.
 
-    All runs have one parent in MLflow, which gets the tables and plots. Every variant is measured
+    All runs have one parent in MLflow, which gets the tables. Every variant is measured
     with the popularity and test clicks of the dataset itself.
 
     Raises:
@@ -153,7 +149,7 @@ def ablate(config: RunConfig, ablation: AblationConfig) -> AblationResult:
         run.log_artifacts(report)
         run.describe((report / TABLES_FILE).read_text())
         for row, reached in figures.items():
-            seconds = {"seconds_ratio": reached.seconds_ratio, "share_waited": reached.share_waited}
+            seconds = {"seconds_ratio": reached.seconds_ratio}
             run.log_metrics(prefixed(f"{row}/", {**reached.means, **seconds}))
         chosen = overlay(variants[choice.chosen].config, {"name": None})
         return AblationResult(figures, sentences, chosen, report, run)
@@ -163,37 +159,25 @@ def _compare(
     variants: Mapping[str, Variant], runs: Repeated, data: Prepared
 ) -> dict[str, VariantFigures]:
     scores = {name: [_scores(run, data) for run in runs[name]] for name in runs}
-    trained = _mean_notes(runs, "trained_seconds")
-    waited = _mean_notes(runs, "waited_seconds")
-    seconds = {name: trained[name] + waited[name] for name in runs}
+    seconds = {name: _mean_seconds(of_variant) for name, of_variant in runs.items()}
     figures = {}
     for name, of_seeds in scores.items():
         base = variants[name].base
-        by_seed = {metric: [ratio(of_run[metric]) for of_run in of_seeds] for metric in MEASURED}
         figures[name] = VariantFigures(
             base=base,
-            means={metric: float(np.mean(values)) for metric, values in by_seed.items()},
-            deviations={
-                metric: float(np.std(values, ddof=len(values) > 1))
-                for metric, values in by_seed.items()
-            },
+            means={metric: mean(of_seeds, metric) for metric in MEASURED},
             gains={} if base == name else paired_differences_over_seeds(of_seeds, scores[base]),
             seconds_ratio=seconds[name] / seconds[base],
-            share_waited=waited[name] / seconds[name],
         )
     return figures
 
 
-def _mean_notes(runs: Repeated, key: str) -> dict[str, float]:
-    return {
-        name: float(np.mean([directory_of(run).notes[key] for run in of_variant]))
-        for name, of_variant in runs.items()
-    }
+def _mean_seconds(runs: Sequence[RunConfig]) -> float:
+    """Return the seconds of training and of waiting for background results, on average."""
+    notes = [directory_of(run).notes for run in runs]
+    return float(np.mean([each["trained_seconds"] + each["waited_seconds"] for each in notes]))
 
 
 def _scores(run: RunConfig, data: Prepared) -> dict[str, PerQuery]:
-    ads = np.load(directory_of(run).path / TEST_ADS_FILE)
-    ground_truth = build_ground_truth(run, data, "test")
-    tail = {f"tail/{name}": values for name, values in ground_truth.on_tail().by_query(ads).items()}
-    scores = {**tail, **ground_truth.by_query(ads)}
+    scores = scores_of_run(directory_of(run).path, run, data, "test")
     return {name: scores[name] for name in MEASURED}

@@ -64,7 +64,7 @@ class Recommendation:
     config: RunConfig
     table: str  # of all candidates that were validated, best first
     sentences: list[str]  # what matters on these data, what does not, and how sure that is
-    report: Path  # folder of the table and the plot
+    report: Path  # folder of the table
     run: Run  # the parent of all runs in MLflow
 
 
@@ -312,7 +312,7 @@ def _report(search: Search, data: Prepared, whole: Dataset, run: Run) -> Recomme
     if search.dataset is not whole:
         sentences.append(_on_sample(search.dataset, whole))
     report = search.directory.path / "report"
-    write_recommendation(report, measured, table, sentences)
+    write_recommendation(report, table, sentences)
     run.log_artifacts(report)
     run.describe("\n\n".join([*sentences, table]))
     reached = measured[chosen].metrics

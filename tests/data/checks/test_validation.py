@@ -132,13 +132,7 @@ error queries/train 2 ad_ids, error queries/train 2 weights""",
         set_cells("queries/train", "text", 8, ""): "error queries/train 8 text",
         set_cells("aliases/query", "name", 0, None): "error aliases/query 0 name",
         set_cells("edges/links/ad", "weight", 0, 0.0): "error edges/links/ad 0 weight",
-    },
-    {
         set_cells("queries/train", "weights", 4, [np.nan, 1.0]): "error queries/train 4 weights",
-        in_turn(
-            set_cells("queries/train", "ad_ids", 3, []),
-            set_cells("queries/train", "weights", 3, []),
-        ): "warning queries/train 3 ad_ids",
     },
     {  # a column in one part, and one ad twice
         in_turn(

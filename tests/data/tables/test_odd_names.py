@@ -15,7 +15,7 @@ from ramen_ray.data.tables.clicks.settings import Columns, UserTables
 from ramen_ray.data.tables.graphs.edges import EdgeList, add_edge_list
 from ramen_ray.data.tables.graphs.session_events import SessionLog
 from ramen_ray.data.tables.graphs.sessions import SessionSettings, add_co_session
-from ramen_ray.data.tables.new_ads import NewAdColumns, NewAds, read_changes, read_first_clicks
+from ramen_ray.data.tables.new_ads import NewAds, read_changes
 
 NUMBERS = range(60)
 OTHER_SPELLINGS: dict[str, tuple[Callable[[int], str], Callable[[int], str]]] = {
@@ -49,18 +49,6 @@ def test_an_index_is_not_changed_by_ids_in_another_spelling(given, case, tmp_pat
     changes = read_changes(NewAds(**{given: few}, allow_lost_ads=True), ads)
     assert changes.num_unknown == (3 if given == "remove" else 0)
     assert "left out" not in caplog.text
-
-
-def test_impressions_are_no_first_clicks(tmp_path, caplog):
-    rows = [("n1", "shown", 0), ("n1", "warm coat", 2), ("n2", "shown", 0)]
-    clicks = write_rows(tmp_path / "clicks.csv", "ad_id query clicks", rows)
-    new = pa.table({"ad_id": ["n2", "n1"]})
-    with pytest.raises(DatasetError, match="row 3, column 'ad_id': 1 clicks are not the first"):
-        read_first_clicks(NewAds(clicks=clicks), new)
-    given = NewAds(clicks=clicks, columns=NewAdColumns(clicks_weight="clicks"))
-    places, queries = read_first_clicks(given, new)
-    assert (places.tolist(), queries) == ([1], ["warm coat"])
-    assert "2 rows left out: impressions" in caplog.text
 
 
 @pytest.mark.parametrize("odd", ["5 ", unicodedata.normalize("NFD", "é")])

@@ -55,13 +55,6 @@ def _leaking(edges: set[Edge], pairs: set[tuple[str, str]]) -> set[Edge]:
     return {edge for edge in edges if (plain(edge[1]), plain(edge[2])) in pairs}
 
 
-def _repeating(edges: set[Edge], dataset: Dataset) -> set[Edge]:
-    clicks = clicked_pairs(dataset, "train")
-    repeats = {("query", query, plain(ad)) for query, ad in clicks}
-    repeats |= {("ad", ad, plain(query)) for query, ad in clicks}
-    return {edge for edge in edges if (*edge[:2], plain(edge[2])) in repeats}
-
-
 @pytest.fixture
 def shop(tmp_path: Path) -> Path:
     tables = {f"queries/{split}": query_table(*rows) for split, rows in QUERIES.items()}
@@ -99,19 +92,10 @@ def test_a_users_edges_are_strict_by_default(rows, listed, shop, tmp_path):
     if listed:
         anchors = tmp_path / "anchors.csv"
         tables["anchors"] = write_rows(anchors, "anchor_id text", enumerate(ANCHORS))
-    repeating = _repeating(edges, Dataset(shop))
-    for protocol, expected in (
-        ("unclicked", edges - leaking - repeating),
-        ("strict", edges - leaking),
-        ("as-published", edges),
-    ):
+    for protocol, expected in (("strict", edges - leaking), ("as-published", edges)):
         counts = add_edge_list(shop, "mine", EdgeList(**tables, protocol=protocol), replace=True)
         assert _edges(Dataset(shop), "mine") == expected
-        left_out = sum(
-            count
-            for what, count in counts.items()
-            if "held-out query" in what or "repeat a train click" in what
-        )
+        left_out = sum(count for what, count in counts.items() if "held-out query" in what)
         assert left_out == len(edges) - len(expected)
     made = Dataset(shop).metadata["anchor_sets"]["mine"]
     assert made["settings"]["protocol"] == "as-published"

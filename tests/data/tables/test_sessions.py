@@ -67,7 +67,6 @@ SETTINGS = st.builds(
     window_s=st.sampled_from([0.0, 4.0, 1800.0]),
     top_k=st.sampled_from([1, 2, 10]),
     max_anchor_degree=st.sampled_from([1, 2, 500]),
-    weight=st.sampled_from(["cosine", "pmi"]),
 )
 
 
@@ -98,7 +97,7 @@ def _edges(
         counts = create_events(connection, dataset, log, of_sessions)
         found = []
         for side in ("query", "ad"):
-            create_edges(connection, side, limits, counts["sessions"])
+            create_edges(connection, side, limits)
             edges = connection.sql(
                 f"SELECT node, text, weight FROM {side}_edges JOIN {side}_items ON item = anchor"
             ).fetchall()
@@ -170,15 +169,11 @@ def _expected_side(
     chosen: dict[str, list[tuple[float, str]]] = defaultdict(list)
     for (a, b), count in both.items():
         if a in texts and count >= limits.min_support:
-            product = single[a] * single[b]
-            strength = count / (math.sqrt(product) if limits.weight == "cosine" else product)
-            chosen[a].append((-strength, b))
+            chosen[a].append((-count / math.sqrt(single[a] * single[b]), b))
     by_anchor: dict[str, list[tuple[float, int]]] = defaultdict(list)
     for a, found in chosen.items():
-        for strength, b in sorted(found)[: limits.top_k]:
-            lift = both[a, b] * len(sessions) / (single[a] * single[b])
-            weight = -strength if limits.weight == "cosine" else math.log(lift)
-            by_anchor[b] += [(-weight, n) for n, text in enumerate(texts) if text == a]
+        for negated, b in sorted(found)[: limits.top_k]:
+            by_anchor[b] += [(negated, n) for n, text in enumerate(texts) if text == a]
     return {
         (n, b): -weight
         for b, found in by_anchor.items()

@@ -1,4 +1,4 @@
-"""Neighbours of ads against brute force, with equal texts, and votes made by hand."""
+"""Neighbours of ads against brute force, with equal texts."""
 
 import numpy as np
 import pytest
@@ -6,11 +6,9 @@ from support import csr_of, unit_rows
 
 from ramen_ray.method.new_ads.neighbours import (
     Lookup,
-    Ranked,
     SeenAds,
     clicked_together,
     find_neighbours,
-    max_vote,
 )
 
 DIM = 8
@@ -42,45 +40,17 @@ def test_the_nearest_are_those_of_brute_force_without_the_ad_itself(seen, count)
     assert {7, 20, 21}.issubset(seen.nearest(seen.embeddings[[3]], 3, own[[3]]).rows[0])
 
 
-def test_votes_count_first_and_the_highest_score_next():
-    by_text = Ranked(np.array([[4, 2, 9], [1, -1, -1]]), np.array([[0.9, 0.5, 0.4], [0.3, -1, -1]]))
-    by_query = Ranked(
-        np.array([[9, 7, 2], [5, 6, -1]]), np.array([[0.6, 0.8, 0.1], [0.2, 0.4, -1]])
-    )
-    assert max_vote([by_text, by_query], 3).tolist() == [[9, 2, 4], [6, 1, 5]]
-    assert max_vote([by_text, by_query], 5).tolist() == [[9, 2, 4, 7, -1], [6, 1, 5, -1, -1]]
-    nothing = Ranked(np.full((2, 3), -1), np.full((2, 3), -np.inf))
-    assert max_vote([nothing, nothing], 2).tolist() == [[-1, -1], [-1, -1]]
-
-
 @pytest.mark.parametrize("threshold", [None, 0.1])
-def test_a_revealed_click_changes_the_neighbours_of_its_ad_only(seen, threshold):
-    new, lookup = unit_rows(6, DIM, 8), Lookup(3, 40, threshold)
-    without = find_neighbours(seen, lookup, new)
-    (query,) = unit_rows(1, DIM, 9)
-    found = find_neighbours(seen, lookup, new, revealed=(np.array([4]), query[None]))
-    assert np.flatnonzero((found != without).any(axis=1)).tolist() == [4]
-    near = _nearest(new[4], seen, -1, 40)
-    by_query = {row: float(seen.classifiers[row] @ query) for row in near}
-    if threshold is None:
-        by_text = {row: float(seen.embeddings[row] @ new[4]) for row in near[:3]}
-        best = sorted(near, key=lambda row: -by_query[row])[:3]
-        by_query = {row: by_query[row] for row in best}
-    else:
-        by_text = {row: float(seen.classifiers[row] @ new[4]) for row in near}
-        by_text, by_query = (
-            {row: score for row, score in one.items() if score > threshold}
-            for one in (by_text, by_query)
-        )
-    both = (by_text, by_query)
-    voted = sorted(
-        {*by_text, *by_query},
-        key=lambda row: (
-            -sum(row in one for one in both),
-            -max(one[row] for one in both if row in one),
-        ),
-    )
-    assert found[4].tolist() == voted[:3]
+def test_neighbours_of_new_ads_are_near_or_chosen_by_their_classifiers(seen, threshold):
+    new = unit_rows(6, DIM, 8)
+    found = find_neighbours(seen, Lookup(3, 40, threshold), new)
+    for vector, rows in zip(new, found, strict=True):
+        near = _nearest(vector, seen, -1, 40)
+        if threshold is not None:
+            scores = {row: float(seen.classifiers[row] @ vector) for row in near}
+            near = [row for row in near if scores[row] > threshold]
+            near.sort(key=lambda row: -scores[row])
+        assert rows.tolist() == (near + [-1] * 3)[:3]
 
 
 def test_ads_clicked_together_are_ordered_by_text():

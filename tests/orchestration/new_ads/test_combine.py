@@ -45,16 +45,6 @@ def trained(cluster: None, config: RunConfig) -> TrainResult:
     return fit_here(config)
 
 
-def _revealed(split_path: Path, folder: Path, seed: int = 0) -> Path:
-    parent = split_path.parent / "parent"
-    return make_novel_split(parent, folder, NovelSettings(0.3, one_shot=True, seed=seed)).path
-
-
-@pytest.fixture(scope="module")
-def other_seed(split_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return _revealed(split_path, tmp_path_factory.mktemp("revealed") / "other", seed=1)
-
-
 def _words(run: Path, output: Path, *more: object) -> list[object]:
     return [combine_job, "--run", run, "--output", output, *QUICK, *more]
 
@@ -62,8 +52,7 @@ def _words(run: Path, output: Path, *more: object) -> list[object]:
 def test_a_combiner_is_trained_evaluated_resumed_and_used_for_new_ads(
     trained, config, split_path, done, refused, tmp_path, monkeypatch
 ):
-    output, revealed = Path(config.output), _revealed(split_path, tmp_path / "os")
-    words = _words(trained.run_directory, output, "--revealed", revealed)
+    words = _words(trained.run_directory, Path(config.output))
     embed_texts = combining.embed_texts
 
     def embed(*arguments: Any) -> None:
@@ -73,7 +62,7 @@ def test_a_combiner_is_trained_evaluated_resumed_and_used_for_new_ads(
 
     monkeypatch.setattr(combining, "embed_texts", embed)
     printed = done(*words)
-    for row in ("text", "sum", "combiner", "combiner one-shot"):
+    for row in ("text", "sum", "combiner"):
         assert len(re.findall(rf"│ {row} +│", printed)) == 2, printed
     _check_text_row(printed, config, trained)
     directory = RunDirectory(Path(re.findall(r"combiner: +(.*)", printed)[0]))
@@ -84,7 +73,7 @@ def test_a_combiner_is_trained_evaluated_resumed_and_used_for_new_ads(
     _check_resumed(directory, words, done, refused, tmp_path)
     steps, _ = run.read_history("loss/combiner")
     assert len(set(steps)) == len(steps)
-    _check_new_ads(re.findall(r"retriever: (\S+)", printed)[0], trained, done, refused, tmp_path)
+    _check_new_ads(re.findall(r"retriever: (\S+)", printed)[0], trained, done, tmp_path)
 
 
 def _check_text_row(printed: str, config: RunConfig, trained: TrainResult) -> None:
@@ -128,31 +117,21 @@ def _check_resumed(
         np.testing.assert_array_equal(values, after[name])
 
 
-def _check_new_ads(
-    model_uri: str, trained: TrainResult, done: Done, refused: Refused, tmp_path: Path
-) -> None:
+def _check_new_ads(model_uri: str, trained: TrainResult, done: Done, tmp_path: Path) -> None:
     """New ads get combined vectors; without the combiner's folder, those of their texts."""
-    ads, clicks = tmp_path / "ads.csv", tmp_path / "clicks.csv"
+    ads = tmp_path / "ads.csv"
     ads.write_text("ad_id,text\nn1,old robin heron\nn2,new sloop ketch\n")
-    clicks.write_text("ad_id,query\nn2,great maple\n")
     output = trained.run_directory.parent.parent
-    job = [index_job, "--model", model_uri, "--output", output, "--ads", ads, "--clicks", clicks]
+    job = [index_job, "--model", model_uri, "--output", output, "--ads", ads]
     uri = re.findall(r"models:/\S+", done(*job))[0]
     folder = Registry(trained.run.uri).download(uri, tmp_path)
     index = faiss.read_index(str(folder / "index.faiss"))
     combined, embed = open_combined_ads(folder / "combiner"), text_embedder(folder)
     texts = embed(["old robin heron", "new sloop ketch"])
-    expected = combined.represent(texts, revealed=(np.array([1]), embed(["great maple"])))
+    expected = combined.represent(texts)
     found = index.reconstruct_n(index.ntotal - 2, 2)
     np.testing.assert_allclose(found, expected, atol=1e-6)
     assert np.linalg.norm(index.reconstruct_n(0, index.ntotal - 2), axis=1).max() <= 1.0001
-    for text, message in (
-        ("ad_id,query\nn2, \n", "1 cells are empty"),
-        ("ad_id,query\nn7,robin\n", "1 clicks are on ads that are not new: 'n7'"),
-        ("ad_id,query\nn2,robin\nn2,heron\n", "1 clicks are not the first on their ad: 'n2'"),
-    ):
-        clicks.write_text(text)
-        assert message in refused(*job)
 
 
 CASES: list[tuple[dict[str, object], str]] = [
@@ -160,15 +139,12 @@ CASES: list[tuple[dict[str, object], str]] = [
     ({"--combiner.neighbours": 40}, "combiner.neighbours 40 needs more"),
     ({"--combiner.batch-size": 512}, "fewer than combiner.batch_size 512"),
     ({"--combiner.heads": 5}, "combiner.heads 5 must divide the vectors' width 32"),
-    ({"--revealed": "{split}"}, "is not a one-shot split"),
-    ({"--revealed": "{other_seed}"}, "seed 1 there, 0 in"),
 ]
 
 
 @pytest.mark.parametrize(("changes", "message"), CASES)
-def test_bad_input_is_one_clear_line(changes, message, trained, refused, split_path, other_seed):
-    paths = {"split": split_path, "other_seed": other_seed}
-    given = {key: str(value).format(**paths) for key, value in changes.items()}
+def test_bad_input_is_one_clear_line(changes, message, trained, refused):
+    given = dict(changes)
     output, run = trained.run_directory.parent.parent, given.pop("--run", trained.run_directory)
     words = [word for item in given.items() for word in item]
     assert message in refused(*_words(Path(run), output, *words))

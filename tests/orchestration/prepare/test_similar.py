@@ -11,7 +11,6 @@ from support import errors_in, query_table, text_table
 
 from ramen_ray.data.store.dataset import Dataset, DatasetError, write_dataset
 from ramen_ray.data.tables.graphs import anchor_sets
-from ramen_ray.method.graph import similar
 from ramen_ray.method.graph.similar import SimilarSettings
 from ramen_ray.method.model.encoder import build_transformer
 from ramen_ray.method.model.pretrained import text_tokenizer
@@ -102,17 +101,25 @@ def test_texts_of_other_words_are_no_duplicates(tmp_path):
         assert (other in linked[text]) == (text in linked[other]) != is_duplicate
 
 
-@pytest.mark.parametrize(("spare", "texts_per_batch"), [(1, 65_536), (16, 7)])
+@pytest.mark.parametrize("texts_per_batch", [65_536, 7])
 def test_an_encoder_finds_what_brute_force_finds(
-    encoder_path, spare, texts_per_batch, tmp_path, monkeypatch
+    encoder_path, texts_per_batch, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(similar, "SPARE_NEIGHBOURS", spare)
     monkeypatch.setattr(anchor_sets, "TEXTS_PER_BLOCK", texts_per_batch)
     texts = _texts(80)
     limits = SimilarSettings(
-        str(encoder_path), top_k=3, min_similarity=0.71234, max_similarity=0.91234, max_length=12
+        str(encoder_path), top_k=3, min_similarity=0.71234, max_similarity=0.95123, max_length=12
     )
     _check(texts, _embedding_similarities(texts, encoder_path, 12), limits, tmp_path)
+
+
+def test_texts_whose_nearest_are_duplicates_are_counted(tmp_path, monkeypatch):
+    monkeypatch.setattr(preparation, "SPARE_NEIGHBOURS", 2)
+    texts = [*(f"heron sloop{mark}" for mark in ("", "!", "?", ".")), "heron old", "new robin"]
+    limits = SimilarSettings(min_similarity=0.05, max_similarity=1.0, top_k=1)
+    counts = add_similar(_shop(texts, tmp_path), "near", limits)
+    (count,) = (count for what, count in counts.items() if "duplicates" in what)
+    assert count == 4
 
 
 def test_nodes_of_a_dataset_are_tied_to_its_train_queries_and_ads(copied):

@@ -248,7 +248,7 @@ def test_a_search_ends_in_time_with_a_command_and_goes_on_where_it_stopped(
     assert config == found.config
     assert config.encoder == PRESETS["bag"]("foldoc").encoder
     written = {file.name for file in found.report.iterdir()}
-    assert written == {"recommendation.md", "recommendation.png"}
+    assert written == {"recommendation.md"}
     trained = set(tmp_path.glob("runs/*/checkpoint_*"))
     again = recommend(settings)
     assert (again.table, again.config, again.run.id) == (found.table, found.config, found.run.id)

@@ -166,8 +166,7 @@ class UserTables:
     encoding: str = "utf-8"
     """Encoding of text files, such as windows-1252."""
     protocol: Protocol = "strict"
-    """strict leaves out edges that join a held-out query to its answer, unclicked also those that
-    repeat a train click; as-published keeps all."""
+    """strict leaves out edges that join a held-out query to its answer; as-published keeps all."""
     skip_bad_rows: bool = False
     """Leave out rows with empty cells, bad numbers or unknown ids, instead of refusing them. Of a
     query that is given two splits, the held-out one counts."""

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from ramen_ray.data.arrays import Int64s
 from ramen_ray.data.engine import TEXTS_PER_BATCH, Connection, count, run, stream
-from ramen_ray.data.leaks import Protocol, find_answers, leaking, repeating, texts_of
+from ramen_ray.data.leaks import Protocol, find_answers, leaking, texts_of
 from ramen_ray.data.store.changing import hidden, not_in_use, to_change
 from ramen_ray.data.store.dataset import (
     UNFINISHED,
@@ -64,8 +64,8 @@ def write_edges(
 ) -> WrittenEdges:
     """Write the anchor set ``name``; a side without edges gets no table, nor does an empty set."""
     counts = {}
-    if protocol != "as-published":
-        counts = _drop_clicks(connection, dataset.tables, sides, protocol)
+    if protocol == "strict":
+        counts = _drop_leaks(connection, dataset.tables, sides)
     staged = {side: count(connection, f"SELECT count(*) FROM {side}_edges") for side in sides}
     if not any(staged.values()):
         return WrittenEdges({}, counts)
@@ -91,23 +91,20 @@ def write_edges(
     return WrittenEdges(num_rows, counts)
 
 
-def _drop_clicks(
-    connection: Connection, tables: Sequence[str], sides: Sequence[str], protocol: Protocol
+def _drop_leaks(
+    connection: Connection, tables: Sequence[str], sides: Sequence[str]
 ) -> dict[str, int]:
-    """Drop the edges that ``protocol`` leaves out; returns how many of each side and kind."""
+    """Drop the edges that join a held-out query to its answer; returns how many of each side."""
     dropped = {}
     find_answers(connection, tables)
     anchors = "SELECT id, fold(text) AS folded FROM anchors"
     for side in sides:
-        held_out = leaking(texts_of(NODE_TABLES[side]), anchors)
-        unwanted = {"edges that join a held-out query to its answer": held_out}
-        if protocol == "unclicked":
-            unwanted["edges that repeat a train click"] = repeating(side, anchors)
-        for kind, pairs in unwanted.items():
-            delete = f"""DELETE FROM {side}_edges AS edges USING ({pairs}) AS pairs
-                WHERE edges.node = pairs.node AND edges.anchor = pairs.anchor"""
-            run(connection, f"dropping {kind}", delete)
-            (dropped[f"{side} {kind}"],) = connection.fetchall()[0]
+        kind = f"{side} edges that join a held-out query to its answer"
+        delete = f"""DELETE FROM {side}_edges AS edges
+            USING ({leaking(texts_of(NODE_TABLES[side]), anchors)}) AS pairs
+            WHERE edges.node = pairs.node AND edges.anchor = pairs.anchor"""
+        run(connection, f"dropping {kind}", delete)
+        (dropped[kind],) = connection.fetchall()[0]
     return dropped
 
 

@@ -64,8 +64,7 @@ class EdgeList:
     """Leave out and count rows with empty cells, bad weights, or unknown queries, ads and anchors,
     instead of refusing them."""
     protocol: Protocol = "strict"
-    """strict leaves out edges that join a held-out query to its answer, unclicked also those that
-    repeat a train click; as-published keeps all."""
+    """strict leaves out edges that join a held-out query to its answer; as-published keeps all."""
     encoding: str = "utf-8"
     """Encoding of text files, such as windows-1252."""
 

@@ -7,7 +7,6 @@ broken in one way with any number of threads.
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from ramen_ray.data.checks.validation import check
 from ramen_ray.data.engine import Connection, engine, run
@@ -22,16 +21,13 @@ from ramen_ray.data.tables.graphs.session_events import (
     open_log,
 )
 
-STRENGTHS = {
-    "cosine": "sessions / sqrt(node_sessions::DOUBLE * anchor_sessions)",
-    "pmi": "sessions * {num_sessions}::DOUBLE / (node_sessions::DOUBLE * anchor_sessions)",
-}
-"""What ranks the anchors of a node; PMI is the logarithm of its strength."""
-
 
 @dataclass(frozen=True)
 class SessionSettings:
-    """Which pairs become edges, and their weights.
+    """Which pairs become edges.
+
+    With c sessions that have both, and n and m that have the one and the other, the weight is the
+    cosine, c / sqrt(n m).
 
     Attributes:
         min_support: Smallest number of sessions in which a pair must occur.
@@ -41,12 +37,10 @@ class SessionSettings:
         window_s: Largest number of seconds between the two events of a pair.
         top_k: Largest number of anchors of a node; the heaviest edges are kept.
         max_anchor_degree: Largest number of edges of an anchor; the heaviest are kept.
-        weight: With c sessions that have both, n and m that have the one and the other, and N in
-            all: cosine is c / sqrt(n m); pmi is log(c N / (n m)), and only edges above 0 are kept.
         query_set: Name of the anchor set of queries that share sessions.
         ad_set: Name of the anchor set of ads that are clicked in the same sessions.
-        protocol: strict leaves out edges that join a held-out query to its answer, unclicked also
-            those that repeat a train click; as-published keeps all.
+        protocol: strict leaves out edges that join a held-out query to its answer; as-published
+            keeps all.
     """
 
     min_support: int = 2
@@ -55,7 +49,6 @@ class SessionSettings:
     window_s: float = 1800.0
     top_k: int = 10
     max_anchor_degree: int = 500
-    weight: Literal["cosine", "pmi"] = "cosine"
     query_set: str = "co_session"
     ad_set: str = "co_click"
     protocol: Protocol = "strict"
@@ -103,7 +96,7 @@ def add_co_session(
         summary = create_events(connection, dataset, table, limits)
         written = {}
         for side, name in sets.items():
-            create_edges(connection, side, settings, summary["sessions"])
+            create_edges(connection, side, settings)
             anchors = f"SELECT item AS id, text FROM {side}_items"
             connection.execute(f"CREATE OR REPLACE VIEW anchors AS {anchors}")
             writer = DatasetWriter(folders[side])
@@ -126,12 +119,8 @@ def add_co_session(
     return summary
 
 
-def create_edges(
-    connection: Connection, side: str, settings: SessionSettings, num_sessions: int
-) -> None:
+def create_edges(connection: Connection, side: str, settings: SessionSettings) -> None:
     """Create ``{side}_edges``, for `write_edges`; nodes of equal text have equal edges."""
-    strength = STRENGTHS[settings.weight].format(num_sessions=num_sessions)
-    weight, above = ("ln(strength)", 1) if settings.weight == "pmi" else ("strength", 0)
     made = {
         # the window is quoted, as it may be inf, which is no number of SQL but can be cast to one
         "pairs": f"""SELECT one, other, count(*) AS sessions
@@ -154,16 +143,14 @@ def create_edges(
                         SELECT item FROM {side}_items
                         WHERE text IN (SELECT text FROM {side}_texts))),
                 counted AS (
-                    SELECT node, anchor, of_nodes.sessions,
-                        of_node.sessions AS node_sessions, of_anchor.sessions AS anchor_sessions
+                    SELECT node, anchor,
+                        of_nodes.sessions / sqrt(of_node.sessions::DOUBLE * of_anchor.sessions)
+                            AS weight
                     FROM of_nodes
                     JOIN items_sessions AS of_node ON of_node.item = node
-                    JOIN items_sessions AS of_anchor ON of_anchor.item = anchor),
-                strongest AS (
-                    SELECT node, anchor, {strength} AS strength FROM counted
-                    QUALIFY row_number() OVER (
-                        PARTITION BY node ORDER BY strength DESC, anchor) <= {settings.top_k})
-            SELECT node, anchor, {weight} AS weight FROM strongest WHERE strength > {above}""",
+                    JOIN items_sessions AS of_anchor ON of_anchor.item = anchor)
+            SELECT node, anchor, weight FROM counted QUALIFY row_number() OVER (
+                PARTITION BY node ORDER BY weight DESC, anchor) <= {settings.top_k}""",
         # of whom each anchor keeps its heaviest edges
         f"{side}_edges": f"""SELECT texts.node, anchor, 0 AS place, weight
             FROM chosen
