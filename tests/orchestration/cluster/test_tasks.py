@@ -36,8 +36,9 @@ def test_work_that_ends_its_process_is_given_up(tmp_path):
         process.start()
         process.join()
         assert process.exitcode == -signal.SIGKILL
-    with pytest.raises(ClusterError, match=r"clicks\.csv: 4 processes have died"):
-        deadly()
+    said = r"clicks\.csv: 4 processes have died"
+    with pytest.raises(ClusterError, match=said), limited_attempts(tmp_path, "clicks.csv"):
+        pytest.fail("it is begun once more")
 
 
 def test_work_that_ends_or_fails_leaves_no_mark(tmp_path):

@@ -67,12 +67,7 @@ def test_a_run_leaves_a_tracked_model(unharmed, config):
     assert weights[0] == pytest.approx(0.01, rel=0.2)
     assert 0.001 <= weights[-1] <= 0.1
     assert run.data.metrics["test/P_at_1"] == unharmed.metrics["trained"]["test"]["P@1"]
-    terms = {"total", "task", "R_x/links", "R_z/links", "R_x/topics"}
-    assert {name for name in run.data.metrics if name.startswith("loss/")} == {
-        f"loss/{term}" for term in terms
-    }
     assert "lambda_z/topics" not in run.data.metrics
-    assert {"throughput/queries_per_s", "validation/R_at_10"} <= run.data.metrics.keys()
     assert {"config.json", "predictions.html"} <= artifacts
     (model,) = run.outputs.model_outputs
     logged = client.get_logged_model(model.model_id)
@@ -87,7 +82,6 @@ def test_a_run_leaves_a_tracked_model(unharmed, config):
     (dataset,) = [found.dataset for found in run.inputs.dataset_inputs]
     assert dataset.name == "handmade"
     assert json.loads(dataset.source)["uri"] == Path(config.dataset).as_uri()
-    assert run.data.tags["mlflow.source.name"]
     assert run.data.metrics["test_R_at_10"] == run.data.metrics["test/R_at_10"]
     assert run.data.metrics["validation_P_at_1"] == run.data.metrics["best/validation/P_at_1"]
     shown = run.data.tags["mlflow.note.content"]
