@@ -60,7 +60,7 @@ def main() -> None:
 
     print(f"command: {training_command(config)}{' --with-base' if job.with_base else ''}")
     if cheaper := cheaper_than(config):
-        print(f"sooner:  {cheaper} (a bag, in a tenth of the seconds)")
+        print(f"sooner:  {cheaper} (a bag; on the built-in data its P@1 is no lower)")
     imports = Thread(target=lambda: [import_module(name) for name in SLOW_IMPORTS])
     imports.start()  # takes about as long as starting Ray
     start_ray(for_ray_train=config.workers.num_workers > 1)
