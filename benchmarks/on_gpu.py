@@ -5,13 +5,15 @@ log of each part, and the tables. A part that fails, as for a package that is mi
 named, and the next begins.
 
     python -m benchmarks.on_gpu --into FOLDER [--minutes 14] [--only tests memory]
-        [--smoke: tiny sizes, on the CPU]
+        [--smoke: tiny sizes, on the CPU, with no limit but that of all]
 """
 
 import os
+import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,28 +61,35 @@ def main() -> None:
     ends_at = time.monotonic() + 60 * asked.minutes
     figures = {}
     for part in parts(into):
-        words = part.smoke if asked.smoke else part.words
         left = ends_at - time.monotonic()
+        words, limit_s = (part.smoke, left) if asked.smoke else (part.words, part.limit_s)
         if words and left > ENDS_WITHIN_S and {part.name, ALL} & set(asked.only):
-            figures[part.name] = run(part.name, words, min(part.limit_s, left), into)
+            figures[part.name] = run(part.name, words, min(limit_s, left), into)
             print(f"{part.name}: {figures[part.name]}", flush=True)
     finish(1.0, figures)
 
 
 def run(name: str, words: str, limit_s: float, into: Path) -> str:
-    """Run a part with its output in ``into``; returns how it ended."""
+    """Run a part with its output in ``into``, and end what it leaves; returns how it ended."""
     command = [sys.executable, *words.split()]
     started = time.monotonic()
     with (into / f"{name}.log").open("w", encoding="utf-8") as log:
         process = subprocess.Popen(
-            command, cwd=ROOT, env={**os.environ, **ENVIRONMENT}, stdout=log, stderr=log
+            command,
+            cwd=ROOT,
+            env={**os.environ, **ENVIRONMENT},
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
         )
         try:
             code = process.wait(limit_s)
         except subprocess.TimeoutExpired:
-            process.terminate()
-            process.wait()
             return f"cut off after {limit_s:.0f} s"
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
     seconds = time.monotonic() - started
     return f"code {code}, {seconds:.0f} s"
 
