@@ -77,7 +77,7 @@ def test_noes_come_before_libraries_are_loaded(tmp_path, empty_store, dataset_pa
     taken, held = (RunDirectory.of(str(output), name) for name in ("taken", "held"))
     for directory in (taken, held):
         directory.create()
-        directory.note(mlflow_run_id="0")
+        directory.note(mlflow_run_id="0", plan={"seed": 3})
         write_config(overlay(tiny(), {"seed": 3}), directory.path / CONFIG_FILE)
     sweep = RunDirectory.of(str(output), "taken", SWEEPS)
     sweep.create()
