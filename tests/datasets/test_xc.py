@@ -272,8 +272,8 @@ FAULTS: list[tuple[str, bytes | None, str]] = [
     ("raw_data/train.raw.txt", None, "no train texts"),
     ("trn_X.txt", b"a\n", "renee and oak are mixed"),
     ("filter_labels_test.txt", b"3 25\n", "filter_labels_test.txt, row 1"),
-    ("trn.json.gz", gzip.compress(b'{"uid": "a", "title": "x"}\n'), "row 1, column 'target_ind'"),
-    ("lbl.json.gz", gzip.compress(b'{"uid": "a"'), "lbl.json.gz, row 1"),
+    ("trn.json.gz", b'{"uid": "a", "title": "x"}\n', "row 1, column 'target_ind'"),
+    ("lbl.json.gz", b'{"uid": "a"', "lbl.json.gz, row 1"),
 ]
 
 
@@ -287,7 +287,8 @@ def test_a_fault_is_named_and_leaves_nothing(name, content, place, tmp_path):
     if content is None:
         (folder / name).unlink()
     else:
-        (folder / name).write_bytes(content)
+        is_packed = name.endswith(".gz")
+        (folder / name).write_bytes(gzip.compress(content) if is_packed else content)
     with pytest.raises(DatasetError) as caught:
         imported(folder)
     assert place in str(caught.value)
