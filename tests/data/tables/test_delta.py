@@ -1,7 +1,9 @@
 """Delta tables: the live files of a version are read, and no others."""
 
 import json
+import struct
 import sys
+import zlib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -150,20 +152,23 @@ def _added(path: str, **more: Any) -> dict[str, Any]:
     return {"add": {"path": path, "partitionValues": {}, **stamps, **more}}
 
 
-VECTOR = {  # six rows, as Delta's protocol shows them
-    "storageType": "i",
-    "pathOrInlineDv": "wi5b=000010000siXQKl0rr91000f55c8Xg0@@D72lkbi5=-{L",
-    "sizeInBytes": 40,
-    "cardinality": 6,
-}
+def _vector(file: Path) -> dict[str, Any]:
+    """Write a deletion vector of a file's first row, in the format of Delta's protocol."""
+    bitmap = struct.pack("<IIHHIH", 12346, 1, 0, 0, 16, 0)  # a roaring bitmap of the number 0
+    data = struct.pack("<IQI", 1681511377, 1, 0) + bitmap
+    checksum = struct.pack(">I", zlib.crc32(data))
+    file.write_bytes(b"\x01" + struct.pack(">I", len(data)) + data + checksum)
+    place = {"storageType": "p", "pathOrInlineDv": file.as_uri(), "offset": 1}
+    return {**place, "sizeInBytes": len(data), "cardinality": 1}
 
 
 def test_what_its_files_alone_do_not_say_is_refused_by_name(tmp_path, monkeypatch):
     rows = pa.table({"query": [f"q{n}" for n in range(60)], "ad": ["a", "b"] * 30})
+    vector = _vector(tmp_path / "vector.bin")
     mapped = {"delta.columnMapping.mode": "name"}
     tables: dict[str, Any] = {
         "deletion vectors": {
-            "entries": [_added("a.parquet", deletionVector=VECTOR)],
+            "entries": [_added("a.parquet", deletionVector=vector)],
             "features": ["deletionVectors"],
         },
         "column mapping": {
