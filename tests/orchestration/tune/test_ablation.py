@@ -149,7 +149,7 @@ def first_attempt(cluster: None, config: RunConfig) -> dict[str, int]:
     with open_run_directory(taken, dataset.name, made_from) as directory:
         with pytest.raises(RunError, match="1 of 3 runs failed") as failure:
             ablate(config, ABLATION)
-        (directory.path / "config.json").unlink()
+        (directory.path / "run.json").unlink()
     assert f"{directory.name}: " in str(failure.value)
     assert "is in use by another process" in str(failure.value)
     return _finished(config)
