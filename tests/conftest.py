@@ -155,7 +155,7 @@ def _needs_cluster(item: Any) -> bool:
 
 
 @pytest.fixture(autouse=True)
-def _ctrl_c(request: pytest.FixtureRequest) -> Iterator[None]:
+def _ctrl_c(request) -> Iterator[None]:
     """Give Ctrl-C back to Python after each test; a handler of Ray Train would swallow it."""
     yield
     if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
@@ -175,7 +175,7 @@ def _ray_folder() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def dataset_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def dataset_path(tmp_path_factory) -> Path:
     """A dataset directory in which a query shares words with its ads and their common anchors."""
     draw = np.random.default_rng(11)
     ads = _make_ads(draw)
@@ -202,13 +202,13 @@ def dataset_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def copied(dataset_path: Path, tmp_path: Path) -> Path:
+def copied(dataset_path, tmp_path) -> Path:
     """A copy of the handmade dataset, to be changed."""
     return Path(shutil.copytree(dataset_path, tmp_path / "mine"))
 
 
 @pytest.fixture(scope="session")
-def split_path(dataset_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def split_path(dataset_path, tmp_path_factory) -> Path:
     """A zero-shot split of the handmade dataset whose queries and ads have ids of the user's."""
     folder = tmp_path_factory.mktemp("novel")
     handmade = Dataset(dataset_path)
@@ -221,7 +221,7 @@ def split_path(dataset_path: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 @pytest.fixture(scope="session")
-def encoder_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def encoder_path(tmp_path_factory) -> Path:
     """A random two-layer BERT over the dataset's words, as transformers saves it."""
     import torch
     from transformers import BertConfig, BertModel, BertTokenizer
@@ -246,9 +246,7 @@ def encoder_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def prepared(
-    dataset_path: Path, encoder_path: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Prepared:
+def prepared(dataset_path, encoder_path, tmp_path_factory) -> Prepared:
     """The dataset prepared for the transformer kind of encoder."""
     folder = tmp_path_factory.mktemp("prepared") / "transformer"
     return prepare_in_process(
@@ -257,9 +255,7 @@ def prepared(
 
 
 @pytest.fixture(scope="session")
-def prepared_bag(
-    dataset_path: Path, encoder_path: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Prepared:
+def prepared_bag(dataset_path, encoder_path, tmp_path_factory) -> Prepared:
     """The dataset prepared for the bag kind of encoder."""
     folder = tmp_path_factory.mktemp("prepared") / "bag"
     return prepare_in_process(
@@ -268,7 +264,7 @@ def prepared_bag(
 
 
 @pytest.fixture(scope="session")
-def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def empty_store(tmp_path_factory) -> Path:
     """An MLflow store without runs, to be copied: making one takes seconds."""
     from mlflow.tracking import MlflowClient
 
@@ -278,7 +274,7 @@ def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def prepared_by_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def prepared_by_runs(tmp_path_factory) -> Path:
     """Where runs put the data that they prepare, and find what an earlier one has prepared.
 
     Processes that share the tests share it too.
@@ -291,11 +287,11 @@ def prepared_by_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def small_run(
-    dataset_path: Path,
-    encoder_path: Path,
-    empty_store: Path,
-    prepared_by_runs: Path,
-    tmp_path_factory: pytest.TempPathFactory,
+    dataset_path,
+    encoder_path,
+    empty_store,
+    prepared_by_runs,
+    tmp_path_factory,
 ) -> RunConfig:
     """A run of a few seconds on the handmade dataset, in a folder of the module's own."""
     output = tmp_path_factory.mktemp("outputs")
@@ -317,13 +313,13 @@ def small_run(
 
 
 @pytest.fixture(scope="module")
-def config(request: pytest.FixtureRequest, small_run: RunConfig) -> RunConfig:
+def config(request, small_run) -> RunConfig:
     """The run of a module, whose ``CHANGES`` are those of a small run."""
     return overlay(small_run, request.module.CHANGES)
 
 
 @pytest.fixture(scope="module")
-def unharmed(cluster: None, config: RunConfig) -> Any:
+def unharmed(cluster, config) -> Any:
     """What the run of a module gives where nothing disturbs it."""
     from ramen_ray.orchestration.run.fit import fit
 
@@ -331,7 +327,7 @@ def unharmed(cluster: None, config: RunConfig) -> Any:
 
 
 @pytest.fixture(scope="module")
-def cluster() -> None:
+def cluster():
     """A Ray cluster in this process, all of whose CPUs are free.
 
     It stays for later tests, whose tasks then find processes with their libraries loaded.
@@ -390,7 +386,7 @@ def machines() -> Iterator[Any]:
 
 
 @pytest.fixture
-def joining(cluster: None) -> dict[str, str]:
+def joining(cluster) -> dict[str, str]:
     """The environment of a process that joins this process's cluster."""
     import ray
 
@@ -398,7 +394,7 @@ def joining(cluster: None) -> dict[str, str]:
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
+def small_disk(tmp_path) -> Iterator[Path]:
     """A disk of its own that holds 256 KB; ``support.resize`` gives it more."""
     disk = tmp_path / "disk"
     disk.mkdir()
@@ -410,7 +406,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session")
-def output(empty_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def output(empty_store, tmp_path_factory) -> Path:
     """A folder whose MLflow store several tests share."""
     output = tmp_path_factory.mktemp("outputs")
     shutil.copy(empty_store, output)
@@ -418,7 +414,7 @@ def output(empty_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def shared_store(prepared_bag: Prepared, encoder_path: Path, output: Path) -> Any:
+def shared_store(prepared_bag, encoder_path, output) -> Any:
     """A store of retrievers that are bags, on ``output``."""
     from stores import Store
 
@@ -426,13 +422,13 @@ def shared_store(prepared_bag: Prepared, encoder_path: Path, output: Path) -> An
 
 
 @pytest.fixture(scope="session")
-def store(shared_store: Any) -> Any:
+def store(shared_store) -> Any:
     """The store of a module, in whose place some have their own."""
     return shared_store
 
 
 @pytest.fixture
-def answered_here(monkeypatch: pytest.MonkeyPatch) -> None:
+def answered_here(monkeypatch):
     """Let this process answer tables of queries, without Ray."""
     from ramen_ray.orchestration.deploy import predict
 
@@ -446,7 +442,7 @@ def answered_here(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="session")
-def logged_retriever(shared_store: Any, dataset_path: Path) -> str:
+def logged_retriever(shared_store, dataset_path) -> str:
     """The URI of a retriever in the store of ``output``."""
     from ramen_ray.tracking.registry import Registry, uri_of
 
@@ -455,7 +451,7 @@ def logged_retriever(shared_store: Any, dataset_path: Path) -> str:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _no_ray_is_left(request: pytest.FixtureRequest) -> None:
+def _no_ray_is_left(request):
     """End the shared cluster before the first module that does not use it: later ones do not."""
     ray = sys.modules.get("ray")
     of_module = [item for item in request.session.items if item.path == request.path]
@@ -475,7 +471,7 @@ RunHere = Callable[..., tuple[int, str]]
 
 
 @pytest.fixture
-def run_here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> RunHere:
+def run_here(monkeypatch, capsys) -> RunHere:
     """Runs a job in this process with arguments; returns its exit code and what it printed."""
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
 
@@ -492,7 +488,7 @@ Done = Refused = Callable[..., str]
 
 
 @pytest.fixture
-def done(run_here: RunHere) -> Done:
+def done(run_here) -> Done:
     """Runs a job that must succeed; returns what it printed."""
 
     def call(job: ModuleType, *arguments: object) -> str:
@@ -504,7 +500,7 @@ def done(run_here: RunHere) -> Done:
 
 
 @pytest.fixture
-def refused(run_here: RunHere) -> Refused:
+def refused(run_here) -> Refused:
     """Runs a job that must refuse its arguments; returns what it says last: why, and findings."""
 
     def call(job: ModuleType, *arguments: object) -> str:

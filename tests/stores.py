@@ -73,8 +73,7 @@ def scores_alone(
         cwd=folder,
     )
     assert done.returncode == 0, done.stderr
-    scores: list[list[float]] = json.loads(done.stdout)
-    return scores
+    return json.loads(done.stdout)
 
 
 def choose(registry: Registry, name: str, run_id: str, model_id: str) -> str:

@@ -131,7 +131,6 @@ def ended_by(number: int, code: str, **environment: str) -> tuple[int, str]:
         stderr=subprocess.PIPE,
         text=True,
     ) as job:
-        assert job.stdout is not None
         assert job.stdout.readline() == "begun\n"
         job.send_signal(number)
         _, said = job.communicate(timeout=PATIENCE_S)

@@ -5,7 +5,6 @@ import os
 import re
 import shutil
 from types import SimpleNamespace
-from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -140,7 +139,7 @@ def test_a_built_in_dataset_is_named_and_a_folder_of_that_name_is_a_path():
     assert shown_dataset("elsewhere/debian") == "elsewhere/debian"
 
 
-def _another(value: Any) -> Any:
+def _another(value):
     match value:
         case None:
             return 1
@@ -188,7 +187,7 @@ def test_the_experiment_hash_sees_every_setting_but_where_a_run_runs():
     assert same == {*how, *workers}
 
 
-def _parse(*arguments: str) -> RunConfig:
+def _parse(*arguments):
     return run_config_of(arguments)
 
 
@@ -311,7 +310,7 @@ def test_bad_arguments_end_with_code_2_and_one_line_that_names_them(arguments, f
     ],
 )
 def test_a_file_that_the_system_refuses_is_told_with_what_to_do(number, said, refused):
-    def job() -> None:
+    def job():
         raise OSError(number, os.strerror(number), "edges/indptr.npy")
 
     error = refused(SimpleNamespace(main=job))

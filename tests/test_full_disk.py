@@ -1,8 +1,6 @@
 """A full disk is known whichever library finds it, and is told in one line."""
 
 import sqlite3
-from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -17,7 +15,7 @@ from ramen_ray.data.arrays import map_new_array
 MUCH = np.arange(1 << 18, dtype=np.float32).reshape(-1, 64)
 
 
-def _fill_a_database(file: Path) -> None:
+def _fill_a_database(file):
     file.unlink(missing_ok=True)
     with sqlite3.connect(file) as store:
         store.execute("pragma max_page_count = 4")
@@ -25,7 +23,7 @@ def _fill_a_database(file: Path) -> None:
         store.execute("insert into rows values (?)", ("x" * 100_000,))
 
 
-WRITERS: dict[str, Callable[[Path], object]] = {
+WRITERS = {
     "numpy": lambda file: np.save(file.open("wb"), MUCH),
     "mapped": lambda file: map_new_array(file, np.float32, MUCH.shape),
     "pyarrow": lambda file: pq.write_table(pa.table({"x": MUCH.ravel()}), file),

@@ -1,18 +1,16 @@
 """A setting that is given acts, or is refused: every leaf, against short trainings."""
 
-from typing import Any
-
 import pytest
 import torch
 
 from benchmarks.in_process import train
 from jobs.train import JobSettings
 from ramen_ray.command_line import parse_with_run_config
-from ramen_ray.config import ConfigError, RunConfig, flatten, overlay
+from ramen_ray.config import ConfigError, flatten, overlay
 from ramen_ray.idle_settings import advice_on_idle
 from ramen_ray.presets import tiny
 
-OTHER_VALUES: dict[str, Any] = {
+OTHER_VALUES = {
     "regularization.nodes": "clicked",
     "optimizer.decay": "cosine",
     "training.sampling": "clicks",
@@ -36,7 +34,7 @@ NOT_IN_STEPS = {
 """Names of other settings, what several workers or answers see, and what needs more clicks."""
 
 
-def _config(dataset_path: Any, encoder_path: Any, **changes: Any) -> RunConfig:
+def _config(dataset_path, encoder_path, **changes):
     start = {
         "encoder.pretrained": str(encoder_path),
         "regularization.lambda_z": {"links": 0.3},
@@ -69,7 +67,7 @@ CONFIGS = {
 }
 
 
-def _fingerprint(config: RunConfig, data: Any) -> bytes:
+def _fingerprint(config, data):
     model = train(config, data)
     parameters = [p.detach().numpy().tobytes() for p in model.parameters()]
     if model.classifiers is not None:
@@ -77,7 +75,7 @@ def _fingerprint(config: RunConfig, data: Any) -> bytes:
     return b"".join(parameters)
 
 
-def _other(key: str, value: Any) -> Any:
+def _other(key, value):
     if key == "pruning.mode":
         return "synchronous" if value == "never" else "never"
     if key in OTHER_VALUES:

@@ -2,7 +2,6 @@
 
 import re
 from types import SimpleNamespace
-from typing import Any
 
 import nbformat
 import pandas as pd
@@ -32,7 +31,7 @@ ADS = {"ad_id": [f"A{number}" for number in range(8)], "title": list("abcdefgh")
 KINDS = {"ad_id": ["A0", "A7"], "anchor": ["first", "last"]}
 
 
-def _categorical(columns: dict[str, list[Any]]) -> pa.Table:
+def _categorical(columns):
     """Give ids the type that polars gives to categories."""
     ids = pa.array(columns["ad_id"]).dictionary_encode()
     views = pa.DictionaryArray.from_arrays(ids.indices, ids.dictionary.cast(pa.string_view()))
@@ -142,7 +141,7 @@ def test_a_dataset_is_validated_by_its_path(dataset_path):
         validate(dataset_path / "none")
 
 
-def _headings(notebook: nbformat.NotebookNode) -> list[list[str]]:
+def _headings(notebook):
     """Return the words of the first line, but for numbers, that each cell shows."""
     cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
     shown = [cell.outputs[-1].data["text/plain"].splitlines()[0] for cell in cells]

@@ -4,7 +4,6 @@ import csv
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from support import ROOT
@@ -14,7 +13,7 @@ MOST_WORDS = 16_000
 PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("datasets/*/*.md")]
 
 
-def _anchors(page: Path) -> set[str]:
+def _anchors(page):
     """Return the names that GitHub gives the headings of a page."""
     headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}

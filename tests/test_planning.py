@@ -26,12 +26,12 @@ def test_prepared_bytes_are_those_of_the_files(encoder_path, tmp_path):
     draw = np.random.default_rng(0)
     words = [word for topic in TOPICS.values() for word in topic]
 
-    def texts(word: str, count: int) -> list[str]:
+    def texts(word, count):
         places = len(words) ** np.arange(3)
         rows = np.arange(count)[:, None] // places % len(words)
         return [f"{word} {' '.join(words[digit] for digit in row)}" for row in rows]
 
-    def lists(count: int, limit: int, most: int) -> list[list[int]]:
+    def lists(count, limit, most):
         return [draw.choice(limit, most, replace=False).tolist() for _ in range(count)]
 
     tables = {

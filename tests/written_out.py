@@ -13,8 +13,7 @@ def plain(text: str) -> str:
 
 
 def column_of(dataset: Dataset, table: str, column: str = "text") -> list[Any]:
-    values: list[Any] = dataset.read(table)[column].to_pylist()
-    return values
+    return dataset.read(table)[column].to_pylist()
 
 
 def clicks_of(dataset: Dataset, split: str) -> dict[str, list[str]]:

@@ -26,7 +26,7 @@ def test_all_rows_of_the_results_are_made_by_the_command(dataset):
     assert {(name, over) for name, over in named if not name.endswith(again)} <= made
 
 
-def test_all_rows_of_the_graphs_price_are_made_by_the_command() -> None:
+def test_all_rows_of_the_graphs_price_are_made_by_the_command():
     file = ROOT / "docs" / "evidence" / "validation.csv"
     with file.open(encoding="utf-8", newline="") as stream:
         rows = [row for row in csv.DictReader(stream) if row["table"] == "cheaper graph"]

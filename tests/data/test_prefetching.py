@@ -1,7 +1,6 @@
 """Items that a thread makes ahead."""
 
 import threading
-from collections.abc import Iterator
 from contextlib import closing
 
 import pytest
@@ -11,14 +10,14 @@ from ramen_ray.long_work import prefetched
 PATIENCE_S = 900.0
 
 
-def _threads() -> list[threading.Thread]:
+def _threads():
     return [thread for thread in threading.enumerate() if thread.name.startswith("prefetched")]
 
 
 def test_the_next_item_is_made_meanwhile_and_no_other():
     begun = [threading.Event() for _ in range(4)]
 
-    def items() -> Iterator[int]:
+    def items():
         for number, event in enumerate(begun):
             event.set()
             yield number
@@ -36,7 +35,7 @@ def test_the_next_item_is_made_meanwhile_and_no_other():
 def test_items_come_in_order_from_another_thread_and_its_error_in_the_place_of_its_item():
     makers = set()
 
-    def items() -> Iterator[int]:
+    def items():
         for number in (1, 2):
             makers.add(threading.current_thread())
             yield number

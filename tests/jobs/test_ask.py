@@ -9,7 +9,7 @@ from jobs import ask
 from ramen_ray.tracking.registry import Registry
 
 
-def _rows(printed: str) -> list[list[str]]:
+def _rows(printed):
     table = [line for line in printed.splitlines() if line.startswith("│")]
     return [[cell.strip() for cell in line.strip("│").split("│")] for line in table]
 

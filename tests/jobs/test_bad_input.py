@@ -3,9 +3,7 @@
 import json
 import os
 import re
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,10 +12,9 @@ from ramen_ray.orchestration.cluster import joining
 
 WEEK = Path(__file__).parents[2] / "datasets/shop/week_1"
 DEEP = '{"a":' * 50_000 + "1" + "}" * 50_000
-Arguments = list[object]
 
 
-def _pipe(_: Path) -> str:
+def _pipe(_):
     """Make what a shell makes of <(cat config.json)."""
     read, write = os.pipe()
     os.write(write, b'{"training": {"epochs": "many"}}')
@@ -25,7 +22,7 @@ def _pipe(_: Path) -> str:
     return f"/dev/fd/{read}"
 
 
-CONFIGS: dict[str, tuple[str | bytes | Callable[[Path], object], str]] = {
+CONFIGS = {
     "without end": (DEEP, "/c: .*JSON.*recursion"),
     "a list": ("[1]", "/c: "),
     "no such key": ('{"optimizer": {"lrr": 1}}', "optimizer.lrr"),
@@ -49,7 +46,7 @@ def test_config_files(case, run_here, tmp_path):
     _expect(run_here(train, "--config", file), message)
 
 
-SETTINGS: dict[str, tuple[Any, Arguments, str]] = {
+SETTINGS = {
     "endless seed": (train, ["tiny", "--seed", "9" * 5000], "seed: Exceeds the limit"),
     "output in a bucket": (train, ["tiny", "--output", "s3://bucket"], "must be a folder"),
     "output with a quoted letter": (train, ["tiny", "--output", "a%41b"], "takes % in it for"),
@@ -91,7 +88,7 @@ def test_settings(case, run_here, tmp_path, dataset_path, monkeypatch):
 RUNS_CODE = {"AutoConfig": "own.C", "AutoModel": "own.M", "AutoTokenizer": ["own.T", "own.T"]}
 BERT, OWN = '{"model_type": "bert"}', json.dumps({"model_type": "own", "auto_map": RUNS_CODE})
 OWN_TOKENIZER = json.dumps({"auto_map": RUNS_CODE, "tokenizer_class": "T"})
-ENCODERS: dict[str, tuple[dict[str, str], str]] = {
+ENCODERS = {
     "without end": ({"config.json": DEEP}, "cannot load an encoder"),
     "no padding": ({"config.json": '{"model_type": "roberta", "pad_token_id": null}'}, "encoder'"),
     "its own code": ({"config.json": OWN}, "cannot load an encoder"),
@@ -125,7 +122,7 @@ def test_encoders(case, run_here, tmp_path, dataset_path, monkeypatch):
     assert list(tmp_path.iterdir()) == [folder]
 
 
-def _expect(ended: tuple[int, str], message: str) -> None:
+def _expect(ended, message):
     code, printed = ended
     errors = [line for line in printed.splitlines() if line.startswith("error: ")]
     assert (code, len(errors)) == (2, 1), printed

@@ -8,12 +8,10 @@ import re
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from conftest import Head
 from screenshots import take_screenshots
 from support import PATIENCE_S, ROOT, running
 
@@ -22,7 +20,7 @@ NOT_RUN = "text"
 
 
 @pytest.fixture
-def project(tmp_path: Path) -> Path:
+def project(tmp_path):
     """The project's folder as a new user has it; what is written stays in tmp_path."""
     for name in ("jobs", "datasets", "tune_spaces"):
         (tmp_path / name).symlink_to(ROOT / name)
@@ -30,19 +28,19 @@ def project(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def environment(head: Head) -> dict[str, str]:
+def environment(head):
     """The variables of an active environment, and a Ray cluster that jobs share."""
     return {**os.environ, "RAY_ADDRESS": head.address}
 
 
-def _blocks(guide: str) -> list[tuple[str, str]]:
+def _blocks(guide):
     """Return the (language, block) pairs to run."""
     text = (ROOT / "docs" / guide).read_text(encoding="utf-8")
     found = re.findall(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     return [(language, block) for language, block in found if language != NOT_RUN]
 
 
-def _run(language: str, block: str, folder: Path, environment: Mapping[str, str]) -> str:
+def _run(language, block, folder, environment):
     command = [sys.executable, "-c", block] if language == "python" else ["bash", "-ec", block]
     done = subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, timeout=2 * PATIENCE_S

@@ -3,7 +3,6 @@
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 from support import ROOT
 
@@ -87,7 +86,7 @@ def test_noes_come_before_libraries_are_loaded(tmp_path, empty_store, dataset_pa
     _refuse(tmp_path, "mlflow", BY_THE_STORE)
 
 
-def _refuse(folder: Path, allowed: str, lines: list[str]) -> None:
+def _refuse(folder, allowed, lines):
     command = [sys.executable, "-c", RUNS, allowed, *lines]
     environment = {"PYTHONPATH": str(ROOT), "PATH": ""}
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)

@@ -1,10 +1,8 @@
 """Random bytes and random tables through the commands: an answer or one line, never a traceback."""
 
 import json
-from pathlib import Path
 
 import pytest
-from conftest import RunHere
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from random_datasets import JSON
@@ -24,7 +22,7 @@ TABLES = st.one_of(
 )
 
 
-def _import(name: str, content: bytes, folder: Path) -> None:
+def _import(name, content, folder):
     """Import a table as the command does, but for Ray."""
     (folder / name).write_bytes(content)
     try:
@@ -34,7 +32,7 @@ def _import(name: str, content: bytes, folder: Path) -> None:
         assert [path.name for path in folder.iterdir()] == [name]
 
 
-def _validate(content: bytes, run_here: RunHere, folder: Path) -> None:
+def _validate(content, run_here, folder):
     (folder / "dataset.json").write_bytes(content)
     (folder / "ads.parquet").write_bytes(content)
     assert run_here(validate, folder)[0] == 2
@@ -44,7 +42,7 @@ def _validate(content: bytes, run_here: RunHere, folder: Path) -> None:
     assert "Traceback" not in printed
 
 
-def _train(content: bytes, run_here: RunHere, folder: Path) -> None:
+def _train(content, run_here, folder):
     (folder / "config.json").write_bytes(content)
     code, printed = run_here(train, "--config", folder / "config.json", "--print-config")
     assert code == 2
@@ -55,7 +53,7 @@ def _train(content: bytes, run_here: RunHere, folder: Path) -> None:
 def test_random_files(count, run_here, tmp_path_factory):
     @settings(max_examples=count, suppress_health_check=[HealthCheck.too_slow])
     @given(st.sampled_from(NAMES), TABLES)
-    def check(name: str, content: bytes) -> None:
+    def check(name, content):
         _import(name, content, tmp_path_factory.mktemp("import"))
         _validate(content, run_here, tmp_path_factory.mktemp("validate"))
         _train(content, run_here, tmp_path_factory.mktemp("train"))

@@ -1,7 +1,6 @@
 """Random texts through an import, a step of training and predictions: an answer or one line."""
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,7 +22,7 @@ TEXT = st.sampled_from(ODD) | st.text(st.characters(codec="utf-8"), max_size=12)
 CLICKS = st.lists(st.fixed_dictionaries({"query": TEXT, "ad": TEXT}), min_size=8, max_size=30)
 
 
-def _train_a_step(clicks: list[dict[str, str]], encoder: str, folder: Path) -> None:
+def _train_a_step(clicks, encoder, folder):
     """Import clicks, prepare and train a step as the commands do, but for Ray."""
     file, dataset = folder / "clicks.jsonl", folder / "dataset"
     file.write_text("\n".join(map(json.dumps, clicks)))
@@ -50,18 +49,18 @@ def _train_a_step(clicks: list[dict[str, str]], encoder: str, folder: Path) -> N
 def test_random_texts(count, encoder_path, tmp_path_factory):
     @settings(max_examples=count, suppress_health_check=[HealthCheck.too_slow])
     @given(CLICKS)
-    def check(clicks: list[dict[str, str]]) -> None:
+    def check(clicks):
         _train_a_step(clicks, str(encoder_path), tmp_path_factory.mktemp("step"))
 
     check()
 
 
-def _odd_texts(count: int) -> list[str | None]:
+def _odd_texts(count):
     """Draw texts of all kinds of characters, some of them missing."""
     draw = np.random.default_rng(0)
     blocks = [range(0x20), range(0x20, 0x7F), range(0x300, 0x370), range(0x4E00, 0x4E80)]
     blocks += [range(0x2000, 0x2070), range(0x1F600, 0x1F640), range(0xE000, 0xE010)]
-    texts: list[str | None] = [None, *ODD]
+    texts = [None, *ODD]
     while len(texts) < count:
         chosen = draw.choice(len(blocks), size=draw.integers(13))
         texts.append("".join(chr(draw.choice(blocks[block])) for block in chosen))

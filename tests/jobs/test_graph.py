@@ -2,8 +2,6 @@
 
 import json
 import shlex
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -18,12 +16,12 @@ from ramen_ray.data.store.dataset import Dataset
 START = 1.7e9
 
 
-def _log(dataset: Dataset) -> pd.DataFrame:
+def _log(dataset):
     """80 sessions on one topic each (train queries and ads by number modulo 6), and noise."""
     draw = np.random.default_rng(4)
     queries = dataset.read("queries/train")["text"].to_pylist()
     ads = dataset.read("ads")["text"].to_pylist()
-    rows: list[tuple[Any, ...]] = []
+    rows = []
     for session in range(80):
         for second in range(6):
             query = queries[session % 6 + 6 * draw.integers(4)]
@@ -39,7 +37,7 @@ def _log(dataset: Dataset) -> pd.DataFrame:
     )
 
 
-def _tables(path: Path) -> dict[str, list[dict[str, Any]]]:
+def _tables(path):
     dataset = Dataset(path)
     return {table: dataset.read(table).to_pylist() for table in dataset.tables if "/co_" in table}
 

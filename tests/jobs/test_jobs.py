@@ -6,8 +6,6 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import mlflow
 import pytest
@@ -28,7 +26,7 @@ TOO_FEW_EPOCHS = "training.epochs 2 is too few, as these would never be used: pr
 
 
 @pytest.fixture
-def mlflow_server(empty_store: Path, tmp_path: Path) -> Iterator[str]:
+def mlflow_server(empty_store, tmp_path):
     """An MLflow server on loopback that keeps runs in sqlite and hands artifacts on to a folder."""
     shutil.copy(empty_store, tmp_path / "server.db")
     port = free_port()
@@ -41,9 +39,7 @@ def mlflow_server(empty_store: Path, tmp_path: Path) -> Iterator[str]:
         yield address
 
 
-def _submit(
-    address: str, entrypoint: str, folder: Path = ROOT, **env_vars: str
-) -> tuple[JobSubmissionClient, str]:
+def _submit(address, entrypoint, folder=ROOT, **env_vars):
     """Submit a job in a copy of ``folder``, as soon as the job server and its agent are up."""
     deadline = time.monotonic() + PATIENCE_S
     while True:

@@ -2,8 +2,6 @@
 
 import subprocess
 import sys
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -18,7 +16,7 @@ from ramen_ray.data.store.dataset import Dataset
 pytestmark = pytest.mark.slow
 
 
-def _texts(count: int) -> list[str]:
+def _texts(count):
     """Make texts that hardly compress, so that they fill a disk."""
     draw = np.random.default_rng(0)
     return [draw.bytes(30).hex() for _ in range(count)]
@@ -47,10 +45,10 @@ def test_predictions_go_on_when_there_is_room_again(
     pq.write_table(pa.table({"text": _texts(24_000)}), queries, row_group_size=4_000)
     flags = ["--model", logged_retriever, "--queries", str(queries), "--output", str(output)]
 
-    def predict(answers: Path) -> tuple[int, str]:
+    def predict(answers):
         """Run the job in a process of its own, with which its actors end."""
         command = [sys.executable, str(ROOT / "jobs" / "predict.py"), *flags, "--answers"]
-        where: dict[str, Any] = {"env": joining, "cwd": ROOT, "timeout": PATIENCE_S}
+        where = {"env": joining, "cwd": ROOT, "timeout": PATIENCE_S}
         done = subprocess.run([*command, str(answers)], capture_output=True, text=True, **where)
         return done.returncode, done.stdout + done.stderr
 
@@ -69,5 +67,5 @@ def test_predictions_go_on_when_there_is_room_again(
     assert len(found) == 6
 
 
-def _files(answers: Path) -> list[Path]:
+def _files(answers):
     return sorted(answers.glob("part-*"))

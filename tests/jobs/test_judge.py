@@ -5,20 +5,15 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from conftest import RunHere
-from playwright.sync_api import Page, sync_playwright
+from playwright.sync_api import sync_playwright
 from screenshots import FLAGS
 from serving import serving
 from starlette.testclient import TestClient
-from stores import Store
 from support import PATIENCE_S, ROOT, wait_until
 
 from jobs import judge
@@ -31,7 +26,7 @@ NUM_QUERIES = 6
 
 
 @pytest.fixture(scope="module")
-def models(store: Store, dataset_path: Path) -> list[str]:
+def models(store, dataset_path):
     """The URIs of two retrievers, the second worse."""
     runs = [store.run(noise, dataset_path) for noise in (0.0, 1.5)]
     registry = Registry(store.uri)
@@ -39,7 +34,7 @@ def models(store: Store, dataset_path: Path) -> list[str]:
 
 
 @pytest.fixture
-def words(models, store, dataset_path, tmp_path) -> list[str]:
+def words(models, store, dataset_path, tmp_path):
     """The words of a job that judges in the test's folder."""
     settings = {
         "--dataset": dataset_path,
@@ -50,12 +45,12 @@ def words(models, store, dataset_path, tmp_path) -> list[str]:
     return [*models, *(str(word) for setting in settings.items() for word in setting)]
 
 
-def _drawn(folder: Path) -> dict[str, Any]:
+def _drawn(folder):
     return json.loads((folder / "drawn.json").read_text())
 
 
-def _grades(folder: Path, name: str) -> dict[int, int]:
-    grades: dict[int, int] = {}
+def _grades(folder, name):
+    grades = {}
     for line in (folder / f"{name}.jsonl").read_text().splitlines():
         said = json.loads(line)
         grades[said["pair"]] = said["grade"]
@@ -63,7 +58,7 @@ def _grades(folder: Path, name: str) -> dict[int, int]:
 
 
 @contextmanager
-def _job(words: list[str], log: Path) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+def _job(words, log):
     """Run the job until the block ends; yields it, and the address of its page."""
     with log.open("wb") as output:
         command = [sys.executable, "jobs/judge.py", *words]
@@ -79,7 +74,7 @@ def _job(words: list[str], log: Path) -> Iterator[tuple[subprocess.Popen[bytes],
         process.wait(timeout=PATIENCE_S)
 
 
-def _press(page: Page, key: str, done: int, of: int) -> None:
+def _press(page, key, done, of):
     page.keyboard.press(key)
     page.get_by_text(f"{done} of {of}", exact=True).wait_for()
 
@@ -144,7 +139,7 @@ def test_a_person_judges_by_keys_and_goes_on_after_a_kill(
     ]
 
 
-def test_models_judge_through_files_and_bad_lines_are_told(words, run_here: RunHere, tmp_path):
+def test_models_judge_through_files_and_bad_lines_are_told(words, run_here, tmp_path):
     folder, prompts, grades = tmp_path / "j", tmp_path / "prompts", tmp_path / "grades"
     assert run_here(judge, *words, "--export-prompts", prompts)[0] == 0
     rows = [json.loads(line) for line in prompts.read_text().splitlines()]
@@ -199,7 +194,7 @@ def test_the_page_takes_grades_from_this_machine_only(words, run_here, tmp_path)
     assert client.get("/state", headers={"Host": "elsewhere.example"}).status_code == 400
     fine = {"pair": 0, "grade": 2}
     assert client.post("/grade", data=fine).status_code == 400
-    odd: list[Any] = [[], {}, {"pair": 0, "grade": 4}, {"pair": 10**6, "grade": 1}]
+    odd = [[], {}, {"pair": 0, "grade": 4}, {"pair": 10**6, "grade": 1}]
     for said in (*odd, {"pair": True, "grade": 1}, {"pair": 0}):
         assert client.post("/grade", json=said).status_code == 400
     assert judging.judges == []

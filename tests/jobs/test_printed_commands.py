@@ -10,7 +10,7 @@ from ramen_ray.presets import PRESETS
 from ramen_ray.printed_commands import asking, cheaper_than
 
 
-def _next(said: str) -> list[str]:
+def _next(said):
     (line,) = (line for line in said.splitlines() if line.startswith("next:"))
     return shlex.split(line)[3:]
 

@@ -8,9 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from conftest import RunHere
 from sentence_transformers import CrossEncoder
-from stores import Store
 from support import errors_in
 from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification
 from written_out import plain
@@ -24,7 +22,7 @@ DEPTH = 3
 
 
 @pytest.fixture(scope="module")
-def models(store: Store, dataset_path: Path) -> list[str]:
+def models(store, dataset_path):
     """The URIs of two retrievers."""
     registry = Registry(store.uri)
     runs = [store.run(noise, dataset_path) for noise in (0.0, 1.5)]
@@ -32,7 +30,7 @@ def models(store: Store, dataset_path: Path) -> list[str]:
 
 
 @pytest.fixture
-def dataset(dataset_path: Path, tmp_path: Path) -> Dataset:
+def dataset(dataset_path, tmp_path):
     """The dataset with judgements of a person and of an earlier teacher."""
     before = Dataset(dataset_path)
     tables = {table: before.read(table) for table in before.tables}
@@ -44,7 +42,7 @@ def dataset(dataset_path: Path, tmp_path: Path) -> Dataset:
 
 
 @pytest.fixture(scope="module")
-def cross_encoder(encoder_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def cross_encoder(encoder_path, tmp_path_factory):
     folder = tmp_path_factory.mktemp("cross")
     tokenizer = AutoTokenizer.from_pretrained(encoder_path)
     torch.manual_seed(0)
@@ -62,13 +60,13 @@ def cross_encoder(encoder_path: Path, tmp_path_factory: pytest.TempPathFactory) 
     return folder
 
 
-def _texts(dataset: Dataset, table: str) -> list[str]:
+def _texts(dataset, table):
     return (
         dataset.read(table).sort_by("ad_id" if table == "ads" else "query_id")["text"].to_pylist()
     )
 
 
-def _answered(store: Store, uri: str, dataset: Dataset) -> tuple[list[list[int]], np.ndarray]:
+def _answered(store, uri, dataset):
     """Return each query's best ads, and the scores (queries, ads), out of whole answers."""
     num_ads = dataset.num_rows("ads")
     answers = Registry(store.uri).load(uri).answer(_texts(dataset, "queries/train"), num_ads)
@@ -79,7 +77,7 @@ def _answered(store: Store, uri: str, dataset: Dataset) -> tuple[list[list[int]]
     return [ads[:DEPTH] for ads in best], scores
 
 
-def _check(made: Dataset, best: list[list[int]], scores: list[np.ndarray]) -> None:
+def _check(made, best, scores):
     """Compare a dataset's judgements with those of plain loops."""
     held_out = {
         plain(text) for split in made.splits[1:] for text in _texts(made, f"queries/{split}")
@@ -111,7 +109,7 @@ def _check(made: Dataset, best: list[list[int]], scores: list[np.ndarray]) -> No
 
 
 def test_retrievers_grade_clicks_their_best_ads_and_judged_ones(
-    models, dataset, store, run_here: RunHere, tmp_path
+    models, dataset, store, run_here, tmp_path
 ):
     (best, scores), (others, other_scores) = (_answered(store, uri, dataset) for uri in models)
     words = ["--dataset", dataset.path, "--output", store.output, "--depth", DEPTH]

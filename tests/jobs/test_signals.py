@@ -4,10 +4,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -15,7 +13,7 @@ from mlflow.tracking import MlflowClient
 from support import PATIENCE_S, ROOT, begin_training, ended_by, wait_until
 
 from ramen_ray.command_line import RAY_IS_LOST
-from ramen_ray.config import RunConfig, overlay, write_config
+from ramen_ray.config import overlay, write_config
 from ramen_ray.orchestration.run.directory import RunDirectory
 from ramen_ray.tracking.addresses import tracking_uri
 
@@ -57,15 +55,13 @@ def test_a_job_whose_output_nobody_reads_ends_without_a_word():
     with subprocess.Popen(
         command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as job:
-        assert job.stdout is not None
-        assert job.stderr is not None
         job.stdout.readline()
         job.stdout.close()
         assert job.stderr.read() == ""
     assert job.returncode == 128 + signal.SIGPIPE
 
 
-def _end(number: signal.Signals, job: str, flags: list[Any], ready: Callable[[], object]) -> str:
+def _end(number, job, flags, ready):
     """End a job when it is ready; returns what it said. Nothing it started is left running."""
     words = [ROOT / "jobs" / job, *flags]
     command = [sys.executable, *map(str, words)]
@@ -93,20 +89,20 @@ def _end(number: signal.Signals, job: str, flags: list[Any], ready: Callable[[],
     return said
 
 
-def _runs(process: psutil.Process) -> bool:
+def _runs(process):
     with suppress(psutil.NoSuchProcess):
         return process.status() != psutil.STATUS_ZOMBIE
     return False
 
 
-def _long(small_run: RunConfig, name: str, folder: Path) -> tuple[RunConfig, Path]:
+def _long(small_run, name, folder):
     """Configure a run that does not end by itself, in an experiment of its own, and in a file."""
     config = overlay(small_run, {"name": name, "experiment": name, "training.epochs": 500})
     write_config(config, folder / "config.json")
     return config, folder / "config.json"
 
 
-def _statuses(config: RunConfig) -> list[str]:
+def _statuses(config):
     client = MlflowClient(tracking_uri(Path(config.output)))
     known = client.get_experiment_by_name(config.experiment)
     return [run.info.status for run in client.search_runs([known.experiment_id])]

@@ -3,9 +3,7 @@
 import json
 import shutil
 import signal
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -24,9 +22,7 @@ AD_EDGES = [("7", "a ship", 1.0)]
 SIDES = ("query", "ad")
 
 
-def _add(
-    copied: Path, name: str, sides: Sequence[str] = SIDES, replace: bool = False
-) -> dict[str, int]:
+def _add(copied, name, sides=SIDES, replace=False):
     given = {}
     for side, rows in zip(SIDES, (QUERY_EDGES, AD_EDGES), strict=True):
         if side in sides:
@@ -69,7 +65,7 @@ def test_an_interruption_leaves_a_sound_dataset(copied, name, call, monkeypatch)
     calls = []
     rename = Path.rename
 
-    def interrupted(self: Path, target: Path) -> Path:
+    def interrupted(self, target):
         calls.append(target)
         if len(calls) == call:
             raise KeyboardInterrupt
@@ -91,7 +87,7 @@ def test_jobs_that_run_at_once_keep_each_others_sets(copied, monkeypatch):
     others = ["first", "second", "links"]
     write = edges.write_edge_list
 
-    def slow(*arguments: Any) -> Any:
+    def slow(*arguments):
         while others:  # these begin later and end earlier
             _add(copied, others.pop(), replace=True)
         return write(*arguments)

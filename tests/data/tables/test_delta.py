@@ -5,8 +5,6 @@ import struct
 import sys
 import zlib
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pyarrow as pa
@@ -29,7 +27,7 @@ COLUMNS = Columns(clicks_time="day", clicks_weight="clicks", clicks_views="views
 SPLIT = Splits(validation_from=DAYS[7], test_from=DAYS[8])
 
 
-def _log(number: int) -> pd.DataFrame:
+def _log(number):
     """Return rows of clicks and impressions, other ones for another number."""
     rows = [
         (
@@ -46,7 +44,7 @@ def _log(number: int) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["query", "ad", "day", "clicks", "views", "session"])
 
 
-def _tables(folder: Path, name: str, versions: list[pd.DataFrame], **how: Any) -> tuple[Path, Path]:
+def _tables(folder, name, versions, **how):
     """Write a Delta table, of which each version replaces the last, and parquet of the last."""
     delta, plain = folder / name, folder / f"{name}.parquet"
     for frame in versions:
@@ -62,7 +60,7 @@ def test_live_files_of_a_version_are_read_and_the_version_is_of_the_identity(tmp
     pq.write_table(pa.table(first), old)
     settings = UserTables(str(delta), columns=COLUMNS, splits=SPLIT, weights="coec")
 
-    def imported(source: object) -> Dataset:
+    def imported(source):
         folder = tmp_path / f"made-{len([*tmp_path.iterdir()])}"
         return import_tables(replace(settings, clicks=str(source)), folder)
 
@@ -110,7 +108,7 @@ def test_sessions_edges_and_judgements_are_read_too(tmp_path):
     assert sets["links"]["settings"]["query_edges"].endswith("edges@v1")
 
 
-def _write_log(folder: Path, *entries: dict[str, Any], **metadata: Any) -> None:
+def _write_log(folder, *entries, **metadata):
     """Write the log of a version by hand, as other writers may have."""
     fields = [
         {
@@ -146,13 +144,13 @@ def _write_log(folder: Path, *entries: dict[str, Any], **metadata: Any) -> None:
     file.write_text("\n".join(map(json.dumps, lines)))
 
 
-def _added(path: str, **more: Any) -> dict[str, Any]:
+def _added(path, **more):
     stamps = {"size": 1, "modificationTime": 0, "dataChange": True}
     stamps["stats"] = json.dumps({"numRecords": 60})
     return {"add": {"path": path, "partitionValues": {}, **stamps, **more}}
 
 
-def _vector(file: Path) -> dict[str, Any]:
+def _vector(file):
     """Write a deletion vector of a file's first row, in the format of Delta's protocol."""
     bitmap = struct.pack("<IIHHIH", 12346, 1, 0, 0, 16, 0)  # a roaring bitmap of the number 0
     data = struct.pack("<IQI", 1681511377, 1, 0) + bitmap
@@ -166,7 +164,7 @@ def test_what_its_files_alone_do_not_say_is_refused_by_name(tmp_path, monkeypatc
     rows = pa.table({"query": [f"q{n}" for n in range(60)], "ad": ["a", "b"] * 30})
     vector = _vector(tmp_path / "vector.bin")
     mapped = {"delta.columnMapping.mode": "name"}
-    tables: dict[str, Any] = {
+    tables = {
         "deletion vectors": {
             "entries": [_added("a.parquet", deletionVector=vector)],
             "features": ["deletionVectors"],

@@ -2,9 +2,6 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pyarrow as pa
@@ -37,14 +34,14 @@ TRAIN, ADS = ["red shoes", "blue hat", "red shoes", "7"], ["shoe shop", "hat sho
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
+def path(tmp_path):
     tables = {"ads": text_table("ad_id", ADS)}
     for split, texts in (("train", TRAIN), ("validation", ["silk"]), ("test", ["silk tie"])):
         tables[f"queries/{split}"] = query_table(texts, [[0]] * len(texts))
     return write_dataset(tmp_path / "shop", tables, name="shop").path
 
 
-def _edges(path: Path, side: str, name: str = "mine") -> dict[tuple[int, str], float]:
+def _edges(path, side, name="mine"):
     dataset = Dataset(path)
     assert errors_in(dataset) == []
     anchors = dataset.read(f"anchors/{name}")["text"].to_pylist()
@@ -52,7 +49,7 @@ def _edges(path: Path, side: str, name: str = "mine") -> dict[tuple[int, str], f
     return {(row[f"{side}_id"], anchors[row["anchor_id"]]): row["weight"] for row in rows}
 
 
-def _add(path: Path, **given: Any) -> dict[str, int]:
+def _add(path, **given):
     """Add the edges; columns are given by their names in :class:`EdgeColumns`."""
     names = EdgeColumns.__dataclass_fields__
     columns = EdgeColumns(**{name: given.pop(name) for name in names if name in given})
@@ -69,7 +66,7 @@ EDGE_ROWS = st.lists(
 @given(rows=EDGE_ROWS, rows_per_batch=st.integers(1, 40), listed=st.booleans())
 def test_edges_in_batches_are_those_of_a_loop(rows, rows_per_batch, listed, path, tmp_path_factory):
     folder = tmp_path_factory.mktemp("edges")
-    expected: dict[tuple[int, str], float] = defaultdict(float)
+    expected = defaultdict(float)
     for query, anchor, weight in rows:
         for node in [number for number, text in enumerate(TRAIN) if text == query]:
             expected[node, anchor.upper() if listed else anchor] += weight / 8
@@ -78,7 +75,7 @@ def test_edges_in_batches_are_those_of_a_loop(rows, rows_per_batch, listed, path
     links.to_parquet(folder / "links.parquet", row_group_size=5)
     anchors = pd.DataFrame({"anchor_id": [*"hgfedcba"], "text": [*"HGFEDCBA"]})
 
-    def sliced(connection: Any, sql: str, *_: int) -> Iterator[pa.RecordBatch]:
+    def sliced(connection, sql, *_):
         for batch in stream(connection, sql):
             for start in range(0, len(batch), rows_per_batch):
                 yield batch.slice(start, rows_per_batch)
@@ -102,9 +99,7 @@ def test_edges_in_batches_are_those_of_a_loop(rows, rows_per_batch, listed, path
     assert [file.name for file in path.glob(".*")] == [".lock"]
 
 
-def _write_edges(
-    folder: Path, dataset: Dataset, edge_list: EdgeList, threads: int, memory: str | None = None
-) -> None:
+def _write_edges(folder, dataset, edge_list, threads, memory=None):
     tables = open_tables(edge_list, dataset.metadata)
     with engine(folder, memory, dataset) as connection:
         connection.execute(f"SET threads = {threads}")

@@ -3,8 +3,6 @@
 import re
 from collections import defaultdict
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import event, given, settings
@@ -12,7 +10,7 @@ from hypothesis import strategies as st
 from support import errors_in, import_in_process, write_rows
 from written_out import clicks_of, pairs_of, plain
 
-from ramen_ray.data.store.dataset import Dataset, DatasetError
+from ramen_ray.data.store.dataset import DatasetError
 from ramen_ray.data.store.schemas import SPLITS
 from ramen_ray.data.tables.clicks.import_tables import import_tables
 from ramen_ray.data.tables.clicks.settings import Columns, Splits, UserTables
@@ -33,7 +31,7 @@ class Shop:
     clicks: list[tuple[int, int]]
     filters: list[tuple[int, int]]
 
-    def write(self, folder: Path, own_table: bool) -> UserTables:
+    def write(self, folder, own_table):
         """Write them; the splits as a table that leaves train queries out, or as a column."""
         splits = [self.split_of[plain(text)] for text in QUERIES]
         ids = [f"q{number}" for number in range(len(QUERIES))]
@@ -47,7 +45,7 @@ class Shop:
             write_rows(folder / f"{name}.csv", "query_id ad_id count day", rows)
         names = {name: str(folder / f"{name}.csv") for name in ("clicks", "queries", "ads")}
         counted = {"clicks_weight": "count", "clicks_time": "day"}
-        given: dict[str, Any] = {"columns": Columns(**counted, query_split="part")}
+        given = {"columns": Columns(**counted, query_split="part")}
         if own_table:
             given = {"columns": Columns(**counted, splits_split="part")}
             given["query_splits"] = str(folder / "splits.csv")
@@ -55,9 +53,9 @@ class Shop:
             names["filters"] = str(folder / "filters.csv")
         return UserTables(**names, **given)
 
-    def by_loops(self, fewest: int, drop_own: bool) -> tuple[Any, Any]:
+    def by_loops(self, fewest, drop_own):
         """What each split holds: the ads of each query, and its filter pairs, all by text."""
-        queries: dict[str, dict[str, set[str]]] = {split: {} for split in SPLITS}
+        queries = {split: {} for split in SPLITS}
         filters = defaultdict(set)
         for number, text in enumerate(QUERIES):
             split = self.split_of[plain(text)]
@@ -72,7 +70,7 @@ class Shop:
         return queries, {split: pairs for split, pairs in filters.items() if pairs}
 
 
-def _contents(dataset: Dataset) -> tuple[Any, Any]:
+def _contents(dataset):
     queries = {
         split: {query: set(ads) for query, ads in clicks_of(dataset, split).items()}
         for split in SPLITS

@@ -4,7 +4,6 @@ import sys
 from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -24,15 +23,14 @@ from ramen_ray.data.tables.clicks.import_tables import import_tables
 from ramen_ray.data.tables.clicks.settings import Columns, Splits, UserTables
 
 NUM_QUERIES, NUM_ADS, BEST = 60, 9, 3
-Grades = dict[tuple[str, str, str], float]
 
 
-def _texts(dataset: Dataset, table: str) -> list[str]:
+def _texts(dataset, table):
     ordered = dataset.read(table).sort_by("ad_id" if table == "ads" else "query_id")
     return ordered["text"].to_pylist()
 
 
-def _judged(dataset: Dataset, split: str) -> Grades:
+def _judged(dataset, split):
     table = f"judged/{split}"
     if not dataset.has(table):
         return {}
@@ -43,12 +41,12 @@ def _judged(dataset: Dataset, split: str) -> Grades:
     return grades
 
 
-def _all_judged(dataset: Dataset) -> dict[str, Grades]:
+def _all_judged(dataset):
     return {split: _judged(dataset, split) for split in SPLITS}
 
 
 @pytest.fixture(scope="module")
-def drawn() -> list[tuple[str, str, str, int]]:
+def drawn():
     """Judgements, some of them of the same pair, by the same source or another."""
     draw = np.random.default_rng(0)
     sources = np.array(["human", "teacher"])
@@ -64,7 +62,7 @@ def drawn() -> list[tuple[str, str, str, int]]:
     ]
 
 
-def _tables(folder: Path, judged: list[tuple[str, str, str, int]]) -> UserTables:
+def _tables(folder, judged):
     """Write clicks over ten days, in which later queries come back, and the judgements."""
     draw = np.random.default_rng(1)
     clicks = [
@@ -83,7 +81,7 @@ def _tables(folder: Path, judged: list[tuple[str, str, str, int]]) -> UserTables
     )
 
 
-def _given(judged: str) -> JudgedTable:
+def _given(judged):
     return JudgedTable(judged, BEST, grade="level", source="by")
 
 
@@ -233,15 +231,13 @@ def test_judgements_are_put_whole_into_a_directory_that_no_job_uses(tmp_path, mo
     assert errors_in(made) == []
 
 
-Row = tuple[str, str, str, int, int, int]
-Pairs = dict[tuple[str, str, int], Any]
 VIEWS = Columns(
     clicks_weight="clicks", clicks_time="day", clicks_views="views", clicks_position="at"
 )
 
 
 @pytest.fixture(scope="module")
-def log() -> list[Row]:
+def log():
     """Rows of query, ad, day, clicks, views and position; a bot clicks on all that it sees."""
     draw = np.random.default_rng(0)
     rows = [("bot", f"ad {ad}", "2026-03-01", 500, 500, 1) for ad in range(NUM_ADS)]
@@ -255,11 +251,11 @@ def log() -> list[Row]:
     return rows
 
 
-def _expected(rows: list[Row], splits: Splits) -> Pairs:
+def _expected(rows, splits):
     """Return clicks and expected clicks by pair and period, of periods that count."""
     has_time = splits.test_from is not None
     periods = [has_time * ((day >= "2026-03-05") + (day >= "2026-03-08")) for _, _, day, *_ in rows]
-    first: dict[str, int] = {}
+    first = {}
     for row, period in zip(rows, periods, strict=True):
         if row[3] and row[0] != "bot":
             first[row[0]] = min(first.get(row[0], 2), period)
@@ -268,12 +264,12 @@ def _expected(rows: list[Row], splits: Splits) -> Pairs:
         for row, period in zip(rows, periods, strict=True)
         if row[0] in first and (splits.held_out == "later-clicks" or first[row[0]] == period)
     ]
-    clicks: dict[Any, int] = defaultdict(int)
-    views: dict[Any, int] = defaultdict(int)
+    clicks = defaultdict(int)
+    views = defaultdict(int)
     for (_, _, _, clicked, seen, at), period in counted:
         clicks[period, at] += clicked
         views[period, at] += seen
-    pairs: Pairs = defaultdict(lambda: np.zeros(2))
+    pairs = defaultdict(lambda: np.zeros(2))
     for (query, ad, _, clicked, seen, at), period in counted:
         pairs[query, ad, period] += [clicked, seen * clicks[period, at] / views[period, at]]
     return pairs

@@ -1,7 +1,6 @@
 """Ids and texts as programs change them: said in the import, in graphs and in the index."""
 
 import unicodedata
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from ramen_ray.data.tables.graphs.sessions import SessionSettings, add_co_sessio
 from ramen_ray.data.tables.new_ads import NewAds, read_changes
 
 NUMBERS = range(60)
-OTHER_SPELLINGS: dict[str, tuple[Callable[[int], str], Callable[[int], str]]] = {
+OTHER_SPELLINGS = {
     "zeros": (lambda n: f"00{n}", lambda n: f"{n}"),
     "a fraction": (lambda n: f"{n}", lambda n: f"{n}.0"),
     "case": (lambda n: f"AB{n}", lambda n: f"ab{n}"),
@@ -31,7 +30,7 @@ OTHER_SPELLINGS: dict[str, tuple[Callable[[int], str], Callable[[int], str]]] = 
 SPELLINGS = pytest.mark.parametrize("case", OTHER_SPELLINGS)
 
 
-def _ads(folder: Path, name: Callable[[int], str] = str, first: int = 0) -> str:
+def _ads(folder, name=str, first=0):
     rows = ((name(n), f"ad {n}") for n in range(first, 6))
     return write_rows(folder / "ads.csv", "ad_id text", rows)
 
@@ -88,7 +87,7 @@ def test_a_text_of_digits_is_no_number_among_texts(tmp_path):
     shop, _ = import_in_process(UserTables(clicks), tmp_path / "shop")
     train = column_of(shop, "queries/train")
 
-    def add(*names: str) -> None:
+    def add(*names):
         rows = ((name, "a") for name in names)
         links = write_rows(tmp_path / "links.csv", "query anchor", rows)
         add_edge_list(shop.path, "links", EdgeList(query_edges=links))

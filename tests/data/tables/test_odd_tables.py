@@ -1,11 +1,8 @@
 """Tables as people have them: what would do damage is read right, or refused with its place."""
 
 import gzip
-from collections.abc import Callable
 from dataclasses import replace
 from decimal import Decimal
-from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pyarrow as pa
@@ -14,7 +11,7 @@ import pytest
 from support import import_in_process, write_frame, write_rows
 from written_out import clicked_pairs, column_of
 
-from ramen_ray.data.store.dataset import Dataset, DatasetError
+from ramen_ray.data.store.dataset import DatasetError
 from ramen_ray.data.tables.clicks.settings import Columns, Splits, UserTables
 from ramen_ray.data.tables.reading import lines
 from ramen_ray.data.tables.reading.columns import Column
@@ -26,9 +23,7 @@ LINES = "".join(f"{query},{ad}\n" for query, ad in CLICKS)
 BY_ID = pd.DataFrame({"query": FRAME["query"], "ad_id": [n % 7 for n in range(300)]})
 
 
-def _import(
-    folder: Path, name: str, content: bytes | str | pa.Table | pd.DataFrame, **changes: Any
-) -> tuple[Dataset, str]:
+def _import(folder, name, content, **changes):
     """Import a table of clicks; returns also the findings, a line each."""
     file = folder / name
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -103,7 +98,7 @@ def test_repeated_ids_with_other_texts_are_an_error_if_many(tmp_path):
     assert dataset.read("ads")["text"].to_pylist() == [f"text {10 * n}" for n in range(7)]
 
 
-UNITS: dict[str, Callable[[int], object]] = {
+UNITS = {
     "ms": lambda day: 1000 * (1_775_000_000 + 86_400 * day),
     "ns": lambda day: 10**9 * (1_775_000_000 + 86_400 * day),
     "yyyymmdd": lambda day: 20260401 + day,
@@ -129,7 +124,7 @@ def test_times_in_other_units_are_refused_with_the_unit(unit, tmp_path):
     assert 40 <= dataset.num_rows("queries/validation") <= 60
 
 
-def _write_parts(folder: Path, *names: str) -> None:
+def _write_parts(folder, *names):
     for name in names:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         FRAME.to_parquet(folder / name)

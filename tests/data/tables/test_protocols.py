@@ -1,8 +1,5 @@
 """Edges that join a query to its answer are left out of graphs or kept, as loops find."""
 
-from pathlib import Path
-from typing import Any
-
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -33,17 +30,14 @@ QUERIES = {
 ANCHORS = ["SILK", "shoe shop", "hat  Shop", "Wool Hat", "silk tie", "felt", "gloves", "ÄRMEL"]
 
 
-Edge = tuple[str, str, str]
-
-
-def _held_out_pairs(dataset: Dataset) -> set[tuple[str, str]]:
+def _held_out_pairs(dataset):
     """The texts of each held-out query and its answers, in both orders."""
     clicks = clicked_pairs(dataset, *dataset.splits[1:])
     pairs = {(plain(query), plain(ad)) for query, ad in clicks}
     return pairs | {(answer, query) for query, answer in pairs}
 
 
-def _edges(dataset: Dataset, name: str) -> set[Edge]:
+def _edges(dataset, name):
     """Side, node and anchor of all edges; nodes of equal text have equal edges."""
     sides = [side for side in ("query", "ad") if dataset.has(f"edges/{name}/{side}")]
     found = {(side, *edge) for side in sides for edge in edges_of(dataset, name, side)}
@@ -51,12 +45,12 @@ def _edges(dataset: Dataset, name: str) -> set[Edge]:
     return found
 
 
-def _leaking(edges: set[Edge], pairs: set[tuple[str, str]]) -> set[Edge]:
+def _leaking(edges, pairs):
     return {edge for edge in edges if (plain(edge[1]), plain(edge[2])) in pairs}
 
 
 @pytest.fixture
-def shop(tmp_path: Path) -> Path:
+def shop(tmp_path):
     tables = {f"queries/{split}": query_table(*rows) for split, rows in QUERIES.items()}
     tables["ads"], tables["novel_ads"] = text_table("ad_id", ADS), pa.table({"ad_id": [5]})
     # of one query, silk tie, only later clicks are held out
@@ -80,7 +74,7 @@ def test_a_users_edges_are_strict_by_default(rows, listed, shop, tmp_path):
     rows = [*rows, ("query", 0, "felt")]
     edges = {(side, NODES[side][n % len(NODES[side])], anchor) for side, n, anchor in rows}
     leaking = _leaking(edges, _held_out_pairs(Dataset(shop)))
-    tables: dict[str, Any] = {}
+    tables = {}
     for side in {side for side, _, _ in edges}:
         names = {"query": "query anchor", "ad": "ad_id anchor"}[side]
         links = [

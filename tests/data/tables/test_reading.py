@@ -3,10 +3,8 @@
 import gzip
 import json
 import os
-from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -17,13 +15,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support import write_frame
 
-from ramen_ray.data.findings import Finding, Tallies
+from ramen_ray.data.findings import Tallies
 from ramen_ray.data.store.dataset import DatasetError
 from ramen_ray.data.tables.reading import lines
 from ramen_ray.data.tables.reading.cells import as_strings
 from ramen_ray.data.tables.reading.columns import Column
 from ramen_ray.data.tables.reading.files import find_files
-from ramen_ray.data.tables.reading.lines import MAX_LINE_BYTES, Rows
+from ramen_ray.data.tables.reading.lines import MAX_LINE_BYTES
 from ramen_ray.data.tables.reading.loading import UserTable
 from ramen_ray.data.tables.reading.table_file import read_file
 
@@ -34,11 +32,11 @@ CELLS = st.text(LETTERS, max_size=12)
 ROWS = st.lists(st.tuples(CELLS, CELLS, st.integers(-9, 9)), min_size=1, max_size=40)
 
 
-def _rows(source: str | Path, *columns: str) -> list[Rows]:
+def _rows(source, *columns):
     return [rows for file in find_files(str(source), columns) for rows in read_file(file)]
 
 
-def _read(source: str | Path, *columns: str) -> tuple[pa.Table, list[int], list[Finding]]:
+def _read(source, *columns):
     """Read all rows; returns their cells, their numbers, and what is wrong with them."""
     batches, faults = _rows(source, *columns), Tallies()
     for batch in batches:
@@ -99,7 +97,7 @@ def test_lines_with_too_few_or_too_many_cells_are_named(block_size, tmp_path, mo
     assert numbers == [n + 2 for n in good]
 
 
-READ: dict[str, tuple[str, bytes, dict[str, list[Any]], list[int]]] = {
+READ = {
     "two carriage returns": (
         "a.csv",
         b"query,ad\r\r\na,1\r\r\nb,2\r\r\n",
@@ -167,7 +165,7 @@ def test_other_encodings_are_refused_with_the_line_unless_they_are_named(
 
 
 GOOD = b'{"query": "a"}\n' * 40
-UNREADABLE: dict[str, tuple[str, bytes, str]] = {
+UNREADABLE = {
     "no such column": ("a.csv", b"q,ad\n1,2\n", "'query'.* q, ad"),
     "empty file": ("a.csv", b"", ""),
     "unknown suffix": ("a.xlsx", b"PK", ".csv, .tsv"),
@@ -207,16 +205,16 @@ def test_what_cannot_be_read_is_an_error_with_file_and_row(case, tmp_path):
     assert len(str(error.value)) < 1000
 
 
-def _undecodable(folder: Path) -> None:
+def _undecodable(folder):
     Path(os.fsdecode(os.fsencode(folder) + b"/\xff.csv")).write_text("query\na\n")
 
 
-def _partition(folder: Path) -> None:
+def _partition(folder):
     (folder / "market=%E9").mkdir()
     (folder / "market=%E9" / "a.csv").write_text("query\na\n")
 
 
-NO_FILES: dict[str, tuple[Callable[[Path], Any], str, str]] = {
+NO_FILES = {
     "no name": (Path.exists, " ", "name of a table is empty"),
     "no file": (Path.exists, "{}/none.csv", "none.csv"),
     "an empty folder": (Path.exists, "{}/.", "no files"),
@@ -238,7 +236,7 @@ def test_what_is_not_a_plain_file_is_refused(case, tmp_path):
         find_files(source.format(tmp_path), ["query"])
 
 
-ODD_COLUMNS: dict[str, tuple[pa.Array, str]] = {
+ODD_COLUMNS = {
     "lists": (pa.array([["a"]]), "list"),
     "not UTF-8": (pa.array([b"\xff"]), "UTF8"),
     "ids that lost digits": (pa.array([2.0**53]), "from 2\\*\\*53 on have lost digits"),
@@ -256,7 +254,7 @@ def test_columns_that_hold_no_texts_are_named(case, tmp_path):
         table.read()
 
 
-ID_COLUMNS: dict[str, tuple[pa.Array, list[str]]] = {
+ID_COLUMNS = {
     "whole numbers": (pa.array([1, 23]), ["1", "23"]),
     "texts": (pa.array(["a", None, " \u3000", ""]), ["a", "", "", ""]),
     "whole floats": (pa.array([1.5e15, 2.0**53 - 1]), ["1500000000000000", "9007199254740991"]),

@@ -2,8 +2,7 @@
 
 import math
 from collections import Counter, defaultdict
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -35,8 +34,6 @@ CLICKS = [*ADS, "a0", "a2", "unknown shop", "", None]
 START = 1.7e9
 COLUMNS = ["session_id", "time", "query", "ad_id"]
 
-Edges = dict[tuple[int, str], float]
-
 
 class Row(NamedTuple):
     session: str | None
@@ -45,7 +42,7 @@ class Row(NamedTuple):
     ad: str | None
 
 
-def _random_rows(seed: int, num_rows: int, num_sessions: int) -> list[Row]:
+def _random_rows(seed, num_rows, num_sessions):
     draw = np.random.default_rng(seed)
     return [
         Row(
@@ -71,7 +68,7 @@ SETTINGS = st.builds(
 
 
 @pytest.fixture(scope="module")
-def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+def dataset(tmp_path_factory):
     """Two train queries and two ads have the same text; all have the user's ids."""
     tables = {"ads": _with_ids(text_table("ad_id", ADS), "a")}
     for split, texts in {"train": TRAIN, **HELD_OUT}.items():
@@ -80,13 +77,11 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     return write_dataset(tmp_path_factory.mktemp("sessions") / "shop", tables, name="shop")
 
 
-def _with_ids(rows: pa.Table, letter: str) -> pa.Table:
+def _with_ids(rows, letter):
     return rows.append_column("source_id", pa.array([f"{letter}{n}" for n in range(len(rows))]))
 
 
-def _edges(
-    rows: list[Row], dataset: Dataset, limits: SessionSettings, folder: Path, threads: int = 2
-) -> tuple[Edges, Edges, dict[str, int]]:
+def _edges(rows, dataset, limits, folder, threads=2):
     """Give the edges of both sides, with their anchors by text, and what was counted."""
     columns = [list(column) for column in zip(*rows, strict=True)]
     pq.write_table(pa.table(columns, names=COLUMNS), folder / "log.parquet")
@@ -106,31 +101,28 @@ def _edges(
     return found[0], found[1], counts
 
 
-def _query_text(cell: str) -> str:
+def _query_text(cell):
     by_id = {f"q{n}": text for n, text in enumerate(TRAIN)}
     return by_id.get(cell.strip(), cell.strip())
 
 
-def _is_held_out(cell: str) -> bool:
+def _is_held_out(cell):
     folded = {plain(text) for texts in HELD_OUT.values() for text in texts}
     return cell in ("t0", "v0") or plain(_query_text(cell)) in folded
 
 
-def _ad_text(cell: str | None) -> str | None:
+def _ad_text(cell):
     by_id = {f"a{n}": text for n, text in enumerate(ADS)}
     text = by_id.get(cell or "", cell)
     return text if text in ADS else None
 
 
-Event = tuple[float, str, str | None]
-
-
-def _expected(rows: list[Row], limits: SessionSettings) -> tuple[Edges, Edges]:
-    by_id: dict[str | None, list[Event]] = defaultdict(list)
+def _expected(rows, limits):
+    by_id = defaultdict(list)
     for row in rows:
         if not _is_held_out(row.query):
             by_id[row.session].append((row.time, _query_text(row.query), _ad_text(row.ad)))
-    sessions: list[list[Event]] = []
+    sessions = []
     for events in by_id.values():
         events.sort(key=lambda event: (event[0], event[1], event[2] or ""))
         sessions.append([])
@@ -152,9 +144,7 @@ def _expected(rows: list[Row], limits: SessionSettings) -> tuple[Edges, Edges]:
     return sides[0], sides[1]
 
 
-def _expected_side(
-    sessions: list[list[tuple[float, str]]], texts: list[str], limits: SessionSettings
-) -> Edges:
+def _expected_side(sessions, texts, limits):
     single = Counter(item for items in sessions for item in {item for _, item in items})
     both = Counter(
         pair
@@ -166,11 +156,11 @@ def _expected_side(
             if a != b and abs(time_a - time_b) <= limits.window_s
         }
     )
-    chosen: dict[str, list[tuple[float, str]]] = defaultdict(list)
+    chosen = defaultdict(list)
     for (a, b), count in both.items():
         if a in texts and count >= limits.min_support:
             chosen[a].append((-count / math.sqrt(single[a] * single[b]), b))
-    by_anchor: dict[str, list[tuple[float, int]]] = defaultdict(list)
+    by_anchor = defaultdict(list)
     for a, found in chosen.items():
         for negated, b in sorted(found)[: limits.top_k]:
             by_anchor[b] += [(negated, n) for n, text in enumerate(texts) if text == a]
@@ -238,10 +228,10 @@ HELD_OUT_FROM, TEST_FROM = START + 200 * 3600, START + 250 * 3600
 
 
 @pytest.fixture
-def imported(tmp_path: Path) -> tuple[Dataset, list[tuple[Any, ...]]]:
+def imported(tmp_path):
     """Import a log by later clicks, with impressions and a bot, and return its rows."""
     draw = np.random.default_rng(0)
-    rows: list[tuple[Any, ...]] = []
+    rows = []
     for session in range(300):
         for second in range(0, 480, 60):
             time = START + session * 3600 + second

@@ -4,8 +4,6 @@ import gzip
 import io
 import sys
 import time
-from collections.abc import Iterator
-from typing import Any
 from unittest.mock import Mock
 
 import fsspec
@@ -36,7 +34,7 @@ DAYS = {
 
 
 @pytest.fixture(scope="module")
-def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def address(tmp_path_factory):
     """An S3-compatible store, which the environment names, with a bucket of clicks."""
     install = "pip install -e '.[stores]'"
     boto3 = pytest.importorskip("boto3", reason=install)
@@ -58,7 +56,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield address
 
 
-def _files() -> dict[str, bytes]:
+def _files():
     """Return the same clicks as a folder of parquet by days, and as compressed CSV."""
     made = {"days/_SUCCESS": b""}
     for day, rows in DAYS.items():
@@ -75,7 +73,7 @@ def _files() -> dict[str, bytes]:
 )
 def test_clicks_in_s3_are_imported(source, address, tmp_path):
     clicks, columns = f"s3://{BUCKET}/{source}", Columns(clicks_time="day")
-    expected: dict[str, Any] = {split: {} for split in SPLITS}
+    expected = {split: {} for split in SPLITS}
     for day, rows in DAYS.items():
         split = "test" if day >= "2026-03-04" else "train" if day < "2026-03-03" else "validation"
         expected[split] |= {query: [ad] for query, ad in rows}

@@ -8,8 +8,6 @@ import subprocess
 import sys
 from collections import defaultdict
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -26,8 +24,6 @@ from ramen_ray.data.tables.clicks.import_tables import import_tables
 from ramen_ray.data.tables.clicks.settings import Columns, Splits, UserTables
 from ramen_ray.data.tables.reading import lines
 
-Clicks = dict[str, dict[str, float]]
-
 QUERY_TEXTS = ["red shoes", "Red  Shoes", "red shoes ", "boots", "hat", "HAT", "socks", "gloves"]
 WITH_IDS = Columns(clicks_weight="count", clicks_time="day")
 EVENTS = st.lists(
@@ -39,7 +35,6 @@ EVENTS = st.lists(
 )
 
 VALIDATION_DAY, TEST_DAY = 5, 9
-Limits = dict[str, float]
 SOME_LIMITS = st.fixed_dictionaries(
     {
         "max_clicks_per_query": st.sampled_from([1000.0, 9.0]),
@@ -49,7 +44,7 @@ SOME_LIMITS = st.fixed_dictionaries(
 )
 
 
-def _write_shop(folder: Path, events: list[tuple[int, int, int, int]]) -> None:
+def _write_shop(folder, events):
     """Write the three tables; queries 8 and 9 have ids of earlier ones."""
     ids = [f"q{n}" for n in [*range(8), 2, 3]]
     texts = [*QUERY_TEXTS, "red shoes ", "another text"]
@@ -61,13 +56,13 @@ def _write_shop(folder: Path, events: list[tuple[int, int, int, int]]) -> None:
     clicks.to_parquet(folder / "clicks.parquet", row_group_size=13)
 
 
-def _shop(folder: Path, **changes: Any) -> UserTables:
+def _shop(folder, **changes):
     found = {"clicks": "clicks.parquet", "queries": "queries.csv", "ads": "ads.jsonl"}
     paths = {kind: str(folder / name) for kind, name in found.items()}
     return UserTables(**{**paths, "columns": WITH_IDS, **changes})
 
 
-def _clicks_of(dataset: Dataset, split: str) -> Clicks:
+def _clicks_of(dataset, split):
     texts = column_of(dataset, "ads")
     return {
         row["text"]: dict(zip((texts[ad] for ad in row["ad_ids"]), row["weights"], strict=True))
@@ -75,13 +70,13 @@ def _clicks_of(dataset: Dataset, split: str) -> Clicks:
     }
 
 
-def _by_loops(events: list[tuple[int, int, int, int]], all_clicks: bool, limits: Limits) -> Any:
+def _by_loops(events, all_clicks, limits):
     """Split by time with loops; returns {split: {query: {ad: weight}}}, and which ads are kept."""
     text_of = [*QUERY_TEXTS, *QUERY_TEXTS[2:4]]
-    sums: dict[tuple[str, int, int], float] = defaultdict(float)
+    sums = defaultdict(float)
     for query, ad, count, day in events:
         sums[text_of[query], ad, (day >= VALIDATION_DAY) + (day >= TEST_DAY)] += count
-    until_then: dict[tuple[str, int], float] = defaultdict(float)
+    until_then = defaultdict(float)
     for (text, _, period), weight in sums.items():
         for later in range(period, 3):
             until_then[text, later] += weight
@@ -91,13 +86,13 @@ def _by_loops(events: list[tuple[int, int, int, int]], all_clicks: bool, limits:
         for (text, ad, period), weight in sums.items()
         if weight >= light and until_then[text, period] <= most
     }
-    first: dict[str, int] = defaultdict(lambda: 9)
+    first = defaultdict(lambda: 9)
     for text, _, period in sums:
         first[plain(text)] = min(first[plain(text)], period)
     counted = [key for key in sums if all_clicks or key[2] == first[plain(key[0])]]
     train_ads = [ad for _, ad, period in counted if period == 0]
     kept_ads = [ad for ad in range(7) if train_ads.count(ad) >= limits["min_queries_per_ad"]]
-    found: dict[str, Clicks] = {split: defaultdict(dict) for split in SPLITS}
+    found = {split: defaultdict(dict) for split in SPLITS}
     for text, ad, period in counted:
         if ad in kept_ads:
             found[SPLITS[period]][text][f"ad number {ad}"] = sums[text, ad, period]
@@ -127,7 +122,7 @@ def test_a_split_by_time_is_that_of_plain_loops(events, held_out, limits, tmp_pa
             assert QUERY_TEXTS[int(row["source_id"][1:])] == row["text"]
 
 
-def _random_shop(folder: Path, name: str = "out", **changes: Any) -> Dataset:
+def _random_shop(folder, name="out", **changes):
     return import_tables(UserTables(str(folder / "clicks.csv"), **changes), folder / name)
 
 
@@ -144,7 +139,7 @@ def test_reversed_clicks_are_left_out_on_request(tmp_path):
     assert kept == {**whole, "train": left}
 
 
-def _write_log(folder: Path) -> list[tuple[str, str]]:
+def _write_log(folder):
     """Write clicks by text alone: 400 queries, each in two spellings."""
     pairs = [
         (f"{'Query' if n % 3 else 'query'} {n % 400}", f"ad {(n * n) % 37}") for n in range(1600)
@@ -208,7 +203,7 @@ def test_queries_of_too_few_ads_are_left_out(tmp_path):
 
 SPLIT, PART = "2026-03-01", Columns(query_split="part")
 BY_TIME = Splits(test_from=SPLIT)
-BAD_SETTINGS: dict[str, dict[str, Any]] = {
+BAD_SETTINGS = {
     "columns.clicks_query and columns.clicks_ad are both 'id'": {
         "columns": Columns(clicks_query="id", clicks_ad="id")
     },
@@ -258,7 +253,7 @@ def test_edges_come_in_with_the_clicks(tmp_path):
     dataset, findings = import_in_process(shop, tmp_path / "out")
     assert findings == errors_in(dataset) == []
     train = _clicks_of(dataset, "train")
-    expected: dict[tuple[str, str], float] = defaultdict(float)
+    expected = defaultdict(float)
     for number, text in enumerate([*QUERY_TEXTS, "boots"]):
         if text in train:
             expected[text, ["even", "odd"][number % 2]] += 1.0 + number

@@ -6,8 +6,6 @@ import shutil
 import subprocess
 import sys
 from datetime import date, timedelta
-from pathlib import Path
-from typing import Any
 
 import duckdb
 import numpy as np
@@ -40,7 +38,7 @@ BY_TIME = Splits(validation_from="2026-10-25", test_from="2026-10-28")
 UNKNOWN_AD = 999
 
 
-def _block(section: str, start: str) -> str:
+def _block(section, start):
     """Return the page's first block of code after a paragraph of a section."""
     text = PAGE.split(f"\n## {section}\n")[1].split("\n## ")[0]
     found = re.search(rf"^{start}.*?^```\w*\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
@@ -48,12 +46,12 @@ def _block(section: str, start: str) -> str:
     return found[1]
 
 
-def _statements(script: str) -> list[str]:
+def _statements(script):
     return [one for one in re.sub(r"--.*", "", script).split(";") if one.strip()]
 
 
 @pytest.fixture
-def tables(tmp_path: Path) -> Path:
+def tables(tmp_path):
     """Parquet of the five tables: spellings, repeats, unknown names, and edges that leak."""
     draws = np.random.default_rng(5)
     queries = [f"Query {n}" for n in range(150)] + [f"query  {n}" for n in range(0, 150, 7)]
@@ -95,18 +93,18 @@ def tables(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def _hash_split(query: str) -> str:
+def _hash_split(query):
     drawn = int(hashlib.md5(" ".join(query.lower().split()).encode()).hexdigest()[:4], 16)
     return "test" if drawn < 0x1999 else "validation" if drawn < 0x2666 else "train"
 
 
-def _imported(folder: Path, by: str) -> Dataset:
+def _imported(folder, by):
     """Import the same tables, with the splits of the page."""
     queries = dict.fromkeys(pq.read_table(folder / "clicks.parquet")["query"].to_pylist())
     splits = {"query": list(queries), "split": [*map(_hash_split, queries)]}
     pq.write_table(pa.table(splits), folder / "splits.parquet")
     files = {name: str(folder / f"{name}.parquet") for name in NAMES}
-    options: dict[str, Any] = {"query_splits": str(folder / "splits.parquet"), "columns": COLUMNS}
+    options = {"query_splits": str(folder / "splits.parquet"), "columns": COLUMNS}
     if by == "Or by time":
         columns = Columns(**{**vars(COLUMNS), "clicks_time": "day"})
         options = {"splits": BY_TIME, "columns": columns}
@@ -122,17 +120,17 @@ def _imported(folder: Path, by: str) -> Dataset:
     return import_tables(settings, folder / f"imported-{len(by)}")
 
 
-def _finished(folder: Path) -> Dataset:
+def _finished(folder):
     """Run the page's last step in a folder with the export."""
     block = _block("5. The dataset directory", "Where you train")
     subprocess.run([sys.executable, "-c", block], cwd=folder, check=True)
     return Dataset(folder / "mine")
 
 
-def _content(dataset: Dataset) -> dict[str, Any]:
+def _content(dataset):
     """Return a dataset directory's content by texts, whatever its ids are."""
     ads = dataset.read("ads").to_pylist()
-    content: dict[str, Any] = {"ads": {ad["source_id"]: ad["text"] for ad in ads}}
+    content = {"ads": {ad["source_id"]: ad["text"] for ad in ads}}
     content["anchors"] = sorted(column_of(dataset, "anchors/links"))
     for split in SPLITS:
         content[split] = {
@@ -149,7 +147,7 @@ def _content(dataset: Dataset) -> dict[str, Any]:
     return content
 
 
-def _check(made: Dataset, folder: Path, by: str) -> None:
+def _check(made, folder, by):
     content, expected = _content(made), _content(_imported(folder, by))
     for what, rows in expected.items():
         assert content[what] == rows, what

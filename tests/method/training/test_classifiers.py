@@ -2,20 +2,18 @@
 
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from short_runs import ConfiguredRun, run_two_workers
 from support import rows_of
-from torch import Tensor
 from torch.nn import functional
 
 from ramen_ray.config import EncoderConfig, RunConfig, overlay
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.method.metrics.ground_truth import Propensity, evaluate
-from ramen_ray.method.model.dual_encoder import ENCODER_FOLDER, DualEncoder, Scoring, load_model
+from ramen_ray.method.model.dual_encoder import ENCODER_FOLDER, Scoring, load_model
 from ramen_ray.method.model.pretrained import EncoderError
 from ramen_ray.method.model.texts import TokenBatch
 from ramen_ray.method.sampling.batches import SamplingSources
@@ -42,7 +40,7 @@ CHANGES = {
 
 
 @pytest.fixture(scope="module")
-def config(encoder_path: Path) -> RunConfig:
+def config(encoder_path):
     encoder = EncoderConfig(kind="bag", pretrained=str(encoder_path))
     return overlay(RunConfig(encoder=encoder), CHANGES)
 
@@ -50,14 +48,14 @@ def config(encoder_path: Path) -> RunConfig:
 class Run(ConfiguredRun):
     """A run with hard negatives from random shortlists."""
 
-    def __init__(self, config: RunConfig, data: Prepared, folder: Path | None = None) -> None:
+    def __init__(self, config, data, folder=None):
         super().__init__(config, data, folder)
         size = (len(data.queries["train"]), 4)
         lists = np.random.default_rng(0).integers(0, len(data.ads), size).astype(np.int32)
         self.state.sources = SamplingSources(self.sampler.data.graphs, shortlists=lists)
 
     @property
-    def part(self) -> ClassifierPart:
+    def part(self):
         (part,) = (one for one in self.state.parts if isinstance(one, ClassifierPart))
         return part
 
@@ -133,14 +131,14 @@ def test_a_transformers_head_begins_centred_on_the_ads_and_goes_on_as_it_was(
     torch.testing.assert_close(further.linear.bias, head.linear.bias)
 
 
-def _pooled(model: DualEncoder, data: Prepared, table: str, rows: np.ndarray) -> Tensor:
+def _pooled(model, data, table, rows):
     """Return mean token embeddings, one text at a time."""
     texts = data.queries["train"] if table == QUERIES else data.ads
     weights = model.encoder.token_embeddings
     return torch.stack([weights[texts.gather(np.array([row])).astype(int)].mean(0) for row in rows])
 
 
-def _decoupled(scores: Tensor, positives: list[int]) -> float:
+def _decoupled(scores, positives):
     others = [s for place, s in enumerate(scores.tolist()) if place not in positives]
     total = sum(
         -np.log(np.exp(own) / (np.exp(own) + np.exp(others).sum()))
@@ -149,7 +147,7 @@ def _decoupled(scores: Tensor, positives: list[int]) -> float:
     return total / max(len(positives), 1)
 
 
-def _moments(run: Run) -> list[Tensor]:
+def _moments(run):
     (state,) = run.part.training.optimizer.state.values()
     return [state["exp_avg"].clone(), state["exp_avg_sq"].clone()]
 
@@ -168,7 +166,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(config, prepared_bag, tmp_pat
         assert torch.equal(found, wanted)
 
 
-def _two_workers(rank: int, folder: Path, config: RunConfig, prepared: Path) -> None:
+def _two_workers(rank, folder, config, prepared):
     """Train three steps on one of two workers, save, evaluate; replicated, then shared out."""
     for sharded in (False, True):
         run = Run(overlay(config, {"classifier.sharded": sharded}), Prepared(prepared))

@@ -1,8 +1,6 @@
 """Trainings on judgements: what is drawn, terms and gradients against loops, workers, resuming."""
 
 import json
-from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -17,7 +15,7 @@ from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset, DatasetError, write_dataset
 from ramen_ray.data.store.schemas import JUDGEMENTS
 from ramen_ray.idle_settings import refuse_idle
-from ramen_ray.method.sampling.encoded import EncodedBatch, encode
+from ramen_ray.method.sampling.encoded import encode
 from ramen_ray.method.training.state import restore_checkpoint
 from ramen_ray.method.training.step import step_inputs
 from ramen_ray.orchestration.run.inputs import check_clicks
@@ -35,11 +33,10 @@ CONFIGS = {
     },
     "positives": {"judged.as_positives": True, "training.sampling": "clicks"},
 }
-Grades = dict[tuple[int, int], float]
 
 
 @pytest.fixture(scope="module")
-def parent(dataset_path, tmp_path_factory) -> Dataset:
+def parent(dataset_path, tmp_path_factory):
     """The dataset with weights of clicks, and judgements of clicked ads and of others."""
     draw = np.random.default_rng(4)
     before = Dataset(dataset_path)
@@ -64,13 +61,13 @@ def parent(dataset_path, tmp_path_factory) -> Dataset:
 
 
 @pytest.fixture(scope="module")
-def data(parent, encoder_path, tmp_path_factory) -> Prepared:
+def data(parent, encoder_path, tmp_path_factory):
     folder = tmp_path_factory.mktemp("judged") / "p"
     return prepare_in_process(parent, folder, str(encoder_path), 16, add_special_tokens=False)
 
 
 @pytest.fixture(scope="module")
-def configs(encoder_path, parent) -> dict[str, RunConfig]:
+def configs(encoder_path, parent):
     encoder = EncoderConfig(kind="bag", pretrained=str(encoder_path))
     changes = {"training.global_batch_size": 15, "optimizer.lr": 0.05, "training.epochs": 3}
     start = overlay(RunConfig(encoder=encoder, dataset=str(parent.path)), changes)
@@ -78,11 +75,11 @@ def configs(encoder_path, parent) -> dict[str, RunConfig]:
 
 
 @pytest.fixture
-def config(request, configs) -> RunConfig:
+def config(request, configs):
     return configs[getattr(request, "param", "triplet")]
 
 
-def _grades(parent: Dataset, data: Prepared) -> Grades:
+def _grades(parent, data):
     """Return the grades by train query row and ad."""
     row_of = {query: row for row, query in enumerate(data.query_ids.tolist())}
     judged = parent.read("judged/train").to_pylist()
@@ -117,7 +114,7 @@ def test_ads_judged_low_are_no_positives_and_high_ones_may_be(config, parent, da
 @pytest.mark.parametrize("config", CONFIGS, indirect=True)
 def test_judged_ads_of_each_query_join_the_pool(config, parent, data):
     run, grades = ConfiguredRun(config, data), _grades(parent, data)
-    given: list[set[int]] = [set() for _ in data.query_ids]
+    given = [set() for _ in data.query_ids]
     for (row, ad), grade in grades.items():
         if config.judged.graded or grade < 0.5:
             given[row].add(ad)
@@ -132,7 +129,7 @@ def test_judged_ads_of_each_query_join_the_pool(config, parent, data):
     assert len(seen) > 0.8 * sum(map(len, given))
 
 
-def _encoded(run: ConfiguredRun, step: int) -> EncodedBatch:
+def _encoded(run, step):
     steps, device = range(step, step + 1), torch.device("cpu")
     drawn = run.sampler, run.state.sources, run.objective, steps, device, run.state.parts
     (inputs,) = step_inputs(*drawn)
@@ -142,19 +139,19 @@ def _encoded(run: ConfiguredRun, step: int) -> EncodedBatch:
     return encoded
 
 
-def _triplet(scores: list[Tensor], own: list[int], others: list[int]) -> Tensor:
+def _triplet(scores, own, others):
     hardest = sorted((scores[place] for place in others), key=Tensor.item, reverse=True)[:10]
     losses = [(rival - scores[place] + 0.3).clamp(min=0) for place in own for rival in hardest]
     return sum(losses, torch.zeros(())) / max(len(losses), 1)
 
 
-def _softmax(scores: list[Tensor], own: list[int], others: list[int]) -> Tensor:
+def _softmax(scores, own, others):
     rivals = sum((scores[place].exp() for place in others), torch.zeros(()))
     losses = [-(scores[place].exp() / (scores[place].exp() + rivals)).log() for place in own]
     return sum(losses, torch.zeros(())) / max(len(losses), 1)
 
 
-def _graded(scores: list[Tensor], grades: list[float | None], temperature: float | None) -> Tensor:
+def _graded(scores, grades, temperature):
     judged = [place for place, grade in enumerate(grades) if grade is not None]
     if temperature is None:
         errors = [
@@ -175,11 +172,11 @@ def _graded(scores: list[Tensor], grades: list[float | None], temperature: float
     return divergence
 
 
-def _places(of_row: Sequence[str], kind: str) -> list[int]:
+def _places(of_row, kind):
     return [place for place, name in enumerate(of_row) if name == kind]
 
 
-def _mean(kinds: Sequence[Sequence[str]], scores: Tensor) -> Tensor:
+def _mean(kinds, scores):
     """Return the mean of the softmax loss over the rows that have a positive."""
     losses = [
         _softmax([*similar], _places(of_row, "own"), _places(of_row, "rival"))
@@ -188,7 +185,7 @@ def _mean(kinds: Sequence[Sequence[str]], scores: Tensor) -> Tensor:
     return sum(losses) / sum("own" in of_row for of_row in kinds)
 
 
-def _softmax_terms(encoded: EncodedBatch, kinds: list[list[str]]) -> dict[str, Tensor]:
+def _softmax_terms(encoded, kinds):
     asking = encoded.added["classifier_queries_Ud"][encoded.inputs.task.rows]
     logits = asking @ encoded.added["classifiers_Ld"].T / 0.1
     cosines = encoded.queries_bD @ encoded.ads_LD.T
@@ -205,7 +202,7 @@ def _softmax_terms(encoded: EncodedBatch, kinds: list[list[str]]) -> dict[str, T
     return terms | {"classifier_bce": entropy / logits.numel()}
 
 
-def _triplet_terms(encoded: EncodedBatch, kinds: list[list[str]]) -> dict[str, Tensor]:
+def _triplet_terms(encoded, kinds):
     cosines = encoded.queries_bD @ encoded.ads_LD.T
     losses = [
         _triplet([*similar], own, _places(of_row, "rival"))
@@ -221,7 +218,7 @@ def test_terms_and_gradients_equal_loops_in_which_high_ads_are_no_negatives(conf
     rows, pool = encoded.batch.queries.tolist(), encoded.ad_pool.ids.tolist()
     clicks = rows_of(run.sampler.data.clicks)
 
-    def kind(row: int, ad: int) -> str:
+    def kind(row, ad):
         if ad in clicks[row]:
             return "own"
         return "no rival" if grades.get((row, ad), 0) >= 0.5 else "rival"
@@ -249,7 +246,7 @@ def test_terms_and_gradients_equal_loops_in_which_high_ads_are_no_negatives(conf
     torch.testing.assert_close(*gradients, rtol=1e-3, atol=1e-5)
 
 
-def _worker(rank: int, folder: Path, configs: dict[str, RunConfig], prepared: Path) -> None:
+def _worker(rank, folder, configs, prepared):
     for name, config in configs.items():
         run = ConfiguredRun(config, Prepared(prepared))
         run.state.model = nn.parallel.DistributedDataParallel(run.model)

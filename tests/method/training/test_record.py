@@ -9,10 +9,8 @@ change that is meant to change the numbers, record them again:
 
 import hashlib
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -75,7 +73,7 @@ CASES = {
 class RecordedRun:
     """One recorded run on this worker; ``folder`` has the files that workers share."""
 
-    def __init__(self, case: Case, encoder: Path, prepared: dict[str, Path], folder: Path) -> None:
+    def __init__(self, case, encoder, prepared, folder):
         self.case, self.folder = case, folder
         self.data = Prepared(prepared[case.kind])
         loss = TripletLoss(0.3, 4, case.softmax_weighting)
@@ -104,7 +102,7 @@ class RecordedRun:
             self.state.parts = [Curriculum(clusters, sampler, self.model.dim, self.model.device)]
             self.state.prepare_next_steps()
 
-    def __call__(self) -> dict[str, Any]:
+    def __call__(self):
         losses, gradients = [], []
         for epoch in range(EPOCHS):
             self._renew(epoch)
@@ -124,12 +122,12 @@ class RecordedRun:
             "metrics": metrics,
         }
 
-    def _gradient(self) -> dict[str, Any]:
+    def _gradient(self):
         flat = torch.cat([p.grad.flatten() for p in self.model.parameters()])
         digest = hashlib.blake2b(flat.numpy().tobytes(), digest_size=8).hexdigest()
         return {"digest": digest, "norm": flat.norm().item()}
 
-    def _renew(self, epoch: int) -> None:
+    def _renew(self, epoch):
         if epoch == 0:
             return
         made = self.folder / f"epoch_{epoch}"
@@ -147,7 +145,7 @@ class RecordedRun:
             sources = replace(sources, graphs=pruned)
         self.state.sources = sources
 
-    def _prune(self, folder: Path) -> None:
+    def _prune(self, folder):
         for one in self.regularizers:
             nodes = self.data.queries["train"] if one.side == "query" else self.data.ads
             tables = [nodes, self.data.anchors(one.anchor_set)]
@@ -158,7 +156,7 @@ class RecordedRun:
             found = [TextEmbeddings(np.concatenate(embedded), part) for part in positions]
             prune(Csr.open(self.edges / one.path), *found, 0.2, folder / one.path)
 
-    def _walked(self) -> Path:
+    def _walked(self):
         walked = self.folder / "walked"
         if not distributed.is_initialized() or distributed.get_rank() == 0:
             for one in self.regularizers:
@@ -170,22 +168,20 @@ class RecordedRun:
         return walked
 
 
-def _run_all(
-    folder: Path, encoder: Path, prepared: dict[str, Path]
-) -> Iterator[tuple[str, dict[str, Any]]]:
+def _run_all(folder, encoder, prepared):
     for name, case in CASES.items():
         own = folder / name
         own.mkdir(exist_ok=True)
         yield name, RecordedRun(case, encoder, prepared, own)()
 
 
-def _worker(rank: int, folder: Path, encoder: Path, prepared: dict[str, Path]) -> None:
+def _worker(rank, folder, encoder, prepared):
     found = dict(_run_all(folder, encoder, prepared))
     if rank == 0:
         (folder / "found.json").write_text(json.dumps(found))
 
 
-def _found(folder: Path, encoder: Path, prepared: dict[str, Path]) -> dict[str, Any]:
+def _found(folder, encoder, prepared):
     """Return the results of every run, by number of workers and case."""
     two = folder / "two"
     two.mkdir()
@@ -199,7 +195,7 @@ def _found(folder: Path, encoder: Path, prepared: dict[str, Path]) -> dict[str, 
     return {"1": one, "2": json.loads((two / "found.json").read_text())}
 
 
-def _cpu() -> str:
+def _cpu():
     """Name the kind of CPU, on which the rounding of sums depends."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     model = next((line.partition(":")[2].strip() for line in lines if "model name" in line), "?")
@@ -207,13 +203,7 @@ def _cpu() -> str:
 
 
 @pytest.fixture(scope="module")
-def found(
-    request: pytest.FixtureRequest,
-    prepared: Prepared,
-    prepared_bag: Prepared,
-    encoder_path: Path,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> dict[str, Any]:
+def found(request, prepared, prepared_bag, encoder_path, tmp_path_factory):
     """The current results of every run; ``--record`` makes them the record."""
     paths = {"transformer": prepared.path, "bag": prepared_bag.path}
     runs = _found(tmp_path_factory.mktemp("record"), encoder_path, paths)
@@ -240,7 +230,7 @@ def test_two_workers_give_what_one_gives(case, found):
     assert two["metrics"] == pytest.approx(one["metrics"])
 
 
-def _assert_close(run: dict[str, Any], other: dict[str, Any]) -> None:
+def _assert_close(run, other):
     for name in ("losses", "weights"):
         values, expected = (np.array(one[name], dtype=float) for one in (run, other))
         np.testing.assert_allclose(values, expected, rtol=1e-3, atol=1e-5)  # None: NaN

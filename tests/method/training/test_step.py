@@ -1,19 +1,16 @@
 """Parts of the step, and its losses: what each adds and keeps, is logged, and diverges."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from short_runs import Run, build_sampler
-from torch import Tensor
 
 from ramen_ray.method.model.encoder import build_bag
 from ramen_ray.method.objectives.losses import TripletLoss
 from ramen_ray.method.objectives.terms import Term, ramen_objective
-from ramen_ray.method.sampling.batches import SamplingSources
-from ramen_ray.method.sampling.encoded import EncodedBatch, StepPart
+from ramen_ray.method.sampling.encoded import StepPart
 from ramen_ray.method.training.state import restore_checkpoint
 from ramen_ray.method.training.step import (
     DivergedError,
@@ -28,29 +25,29 @@ class Shift(StepPart):
 
     name = "shift"
 
-    def __init__(self, dim: int) -> None:
+    def __init__(self, dim):
         self.vector = torch.zeros(dim, requires_grad=True)
-        self.turns: list[str] = []
+        self.turns = []
 
-    def before(self, encoded: EncodedBatch) -> EncodedBatch:
+    def before(self, encoded):
         self.turns.append("before")
         moved = encoded.queries_bD + self.vector
         return replace(encoded, added={**encoded.added, "moved": moved})
 
-    def weigh(self, weights: Tensor, encoded: EncodedBatch) -> Tensor:
+    def weigh(self, weights, encoded):
         self.turns.append("weigh")
         assert self.vector.grad is None
         return 2 * weights
 
-    def after(self, encoded: EncodedBatch) -> None:
+    def after(self, encoded):
         self.turns.append("after")
         assert self.vector.grad is not None
         self.vector = (self.vector.detach() - 0.1 * self.vector.grad).requires_grad_()
 
-    def save(self, folder: Path) -> Tensor:
+    def save(self, folder):
         return self.vector.detach()
 
-    def restore(self, folder: Path, content: Tensor, sources: SamplingSources) -> SamplingSources:
+    def restore(self, folder, content, sources):
         self.vector = content.requires_grad_()
         return sources
 
@@ -63,7 +60,7 @@ def test_a_part_from_outside_adds_learns_and_is_restored(prepared_bag, encoder_p
     objective = ramen_objective(TripletLoss(0.3, 4), {}, {}, 1, task)
     sampler = build_sampler(prepared_bag, objective)
 
-    def begin() -> tuple[Run, Shift]:
+    def begin():
         encoder = build_bag(str(encoder_path))
         shift = Shift(encoder.dim)
         return Run(encoder, sampler, objective, [shift], (0.0, 0.0, None)), shift

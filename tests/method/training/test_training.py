@@ -12,21 +12,19 @@ from support import csr_of, rows_of
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ramen_ray.data.prepared.folder import Prepared, TokenTable
+from ramen_ray.data.prepared.folder import TokenTable
 from ramen_ray.method.model.dual_encoder import DualEncoder
 from ramen_ray.method.model.encoder import build_bag, build_transformer
 from ramen_ray.method.model.texts import TokenBatch
 from ramen_ray.method.objectives.losses import SoftmaxLoss, TripletLoss
 from ramen_ray.method.objectives.terms import (
-    Objective,
     ramen_objective,
     similarity_to_other_texts,
     task_term,
 )
 from ramen_ray.method.sampling.batches import Sampler, SamplingSources
 from ramen_ray.method.sampling.curriculum import ClusterSchedule, Curriculum
-from ramen_ray.method.sampling.encoded import EncodedBatch, StepPart, encode
-from ramen_ray.method.sampling.step_inputs import StepInputs
+from ramen_ray.method.sampling.encoded import StepPart, encode
 from ramen_ray.method.sampling.training_data import TrainingData, open_graphs
 from ramen_ray.method.training.state import (
     build_optimizer,
@@ -44,32 +42,21 @@ KINDS = ["transformer", "bag"]
 TOLERANCE = {"rtol": 1e-4, "atol": 1e-5}
 
 
-def _inputs(
-    sampler: Sampler,
-    step: int,
-    objective: Objective = OBJECTIVE,
-    sources: SamplingSources | None = None,
-) -> StepInputs:
+def _inputs(sampler, step, objective=OBJECTIVE, sources=None):
     """Return what a step computes on."""
     sources, steps = sources or SamplingSources(sampler.data.graphs), range(step, step + 1)
     (inputs,) = step_inputs(sampler, sources, objective, steps, torch.device("cpu"))
     return inputs
 
 
-def _step(
-    model: nn.Module,
-    sampler: Sampler,
-    step: int,
-    objective: Objective = OBJECTIVE,
-    sources: SamplingSources | None = None,
-) -> Tensor:
+def _step(model, sampler, step, objective=OBJECTIVE, sources=None):
     """Return a step's losses (terms,)."""
     encoded = encode(model, _inputs(sampler, step, objective, sources))
     return objective.losses(encoded, step)
 
 
 @pytest.fixture
-def data(request: pytest.FixtureRequest, kind: str) -> Prepared:
+def data(request, kind):
     """The dataset prepared for the test's kind of encoder."""
     return request.getfixturevalue("prepared_bag" if kind == "bag" else "prepared")
 
@@ -77,12 +64,12 @@ def data(request: pytest.FixtureRequest, kind: str) -> Prepared:
 class Recorder(nn.Module):
     """Takes the place of an encoder and remembers the texts that it was given."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.weights = nn.Embedding(100, 4)
-        self.texts: list[tuple[int, ...]] = []
+        self.texts = []
 
-    def forward(self, texts: TokenBatch) -> Tensor:
+    def forward(self, texts):
         ends = np.cumsum(texts.lengths)
         split = np.split(texts.token_ids, ends[:-1])
         self.texts += [tuple(ids.tolist()) for ids in split]
@@ -90,10 +77,7 @@ class Recorder(nn.Module):
         return functional.normalize(torch.stack(means), dim=-1)
 
 
-Texts = dict[tuple[str, int], tuple[int, ...]]
-
-
-def _drawn_texts(sampler: Sampler, step: int, sources: SamplingSources | None = None) -> Texts:
+def _drawn_texts(sampler, step, sources=None):
     """Return the tokens of all that a step draws, by table and id."""
     sources = sources or SamplingSources(sampler.data.graphs)
     batch = sampler.draw(step, sources, list(sources.graphs))
@@ -145,13 +129,7 @@ def test_of_several_steps_the_first_counts_for_the_anchors_of_all(prepared_bag, 
     assert not torch.allclose(runs[0].parameters, runs[2].parameters)
 
 
-def _naive_terms(
-    encoder: nn.Module,
-    sampler: Sampler,
-    step: int,
-    loss: TripletLoss = HARDEST_FOUR,
-    sources: SamplingSources | None = None,
-) -> dict[str, Tensor]:
+def _naive_terms(encoder, sampler, step, loss=HARDEST_FOUR, sources=None):
     """Return the terms by name, from single texts and plain loops."""
     sources = sources or SamplingSources(sampler.data.graphs)
     batch = sampler.draw(step, sources, list(sources.graphs))
@@ -160,7 +138,7 @@ def _naive_terms(
         for key, ids in _drawn_texts(sampler, step, sources).items()
     }
 
-    def term(rows: list, drawn: list, pool: set, known: list[list[int]]) -> Tensor:
+    def term(rows, drawn, pool, known):
         total = torch.zeros(())
         for row, own_key in zip(rows, drawn, strict=True):
             if own_key[1] < 0:
@@ -175,10 +153,10 @@ def _naive_terms(
                 total = total + weight * (s - own + MARGIN) / len(similar) / len(rows)
         return total
 
-    def keys(table: str, ids: np.ndarray) -> list[tuple[str, int]]:
+    def keys(table, ids):
         return [(table, row) for row in ids.ravel().tolist()]
 
-    def candidates(*parts: list[tuple[str, int]]) -> set[tuple[str, int]]:
+    def candidates(*parts):
         return {key for part in parts for key in part if key[1] >= 0}
 
     queries, ads = keys("queries", batch.queries), keys("ads", batch.ads)
@@ -198,7 +176,7 @@ def _naive_terms(
     return terms
 
 
-def _gradients(encoder: nn.Module, loss: Tensor) -> list[Tensor]:
+def _gradients(encoder, loss):
     encoder.zero_grad()
     loss.backward()
     return [parameter.grad.clone() for parameter in encoder.parameters()]
@@ -254,7 +232,7 @@ def test_edges_that_another_graph_leaves_out_are_no_negatives(prepared_bag, enco
     torch.testing.assert_close(_step(encoder, other, 0, sources=pruned), found)
 
 
-def _with_shortlists(sampler: Sampler, num_ads: int) -> SamplingSources:
+def _with_shortlists(sampler, num_ads):
     """Random shortlists without positives; some are empty."""
     draw = np.random.default_rng(0)
     ads = [
@@ -316,10 +294,10 @@ class _FullAt(StepPart):
 
     name = "full"
 
-    def __init__(self, step: int) -> None:
+    def __init__(self, step):
         self.left = step
 
-    def before(self, encoded: EncodedBatch) -> EncodedBatch:
+    def before(self, encoded):
         self.left -= 1
         if not self.left:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
@@ -349,7 +327,7 @@ def test_a_step_in_parts_has_the_losses_and_gradients_of_the_whole(
     inputs = _inputs(sampler, 0)
     num_texts = len(inputs.tokens.lengths)
 
-    def train(texts_at_once: int | None, use_bf16: bool) -> tuple[Tensor, Tensor]:
+    def train(texts_at_once, use_bf16):
         model.texts_at_once = texts_at_once
         model.zero_grad()
         objective = replace(OBJECTIVE, is_frugal=texts_at_once is not None)
@@ -374,10 +352,10 @@ def test_a_frugal_objective_keeps_no_array_of_all_nodes_and_anchors(prepared, en
     inputs = _inputs(build_sampler(prepared, OBJECTIVE), 0)
     encoded = encode(DualEncoder(build_transformer(str(encoder_path))), inputs)
 
-    def kept(is_frugal: bool) -> set[torch.Size]:
+    def kept(is_frugal):
         shapes = set[torch.Size]()
 
-        def keep(tensor: Tensor) -> Tensor:
+        def keep(tensor):
             shapes.add(tensor.shape)
             return tensor
 
@@ -391,7 +369,7 @@ def test_a_frugal_objective_keeps_no_array_of_all_nodes_and_anchors(prepared, en
     assert not of_all & kept(is_frugal=True)
 
 
-def _left_out(encoded: EncodedBatch, sampler: Sampler) -> list[list[bool]]:
+def _left_out(encoded, sampler):
     """Say which ads of the pool have a query's own text, and were not clicked for it."""
     tables, clicks = sampler.data.tables, rows_of(sampler.data.clicks)
     return [
@@ -427,7 +405,7 @@ def test_ads_of_a_querys_own_text_may_be_left_out(loss, prepared_bag, encoder_pa
     assert not torch.isclose(found, task_term(loss).loss(encoded))
 
 
-def _with_texts_of(ads: TokenTable, whole: TrainingData) -> TokenTable:
+def _with_texts_of(ads, whole):
     """Give each query the text of an ad, which was clicked for some of them."""
     rows = np.arange(len(whole.query_ids)) % len(ads)
     lengths = ads.lengths(rows)

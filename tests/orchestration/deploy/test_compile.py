@@ -5,18 +5,14 @@ the measured times themselves.
 """
 
 import re
-from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import onnxruntime
 import pytest
 import torch
-from conftest import Done
 from stores import Store, choose, scores_alone
 
 from jobs import compile as compile_job
-from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.model.encoder import build_transformer
 from ramen_ray.orchestration.deploy import compile as compilation
@@ -25,13 +21,13 @@ from ramen_ray.tracking.registry import Registry
 
 
 @pytest.fixture(scope="module")
-def store(prepared: Prepared, encoder_path: Path, output: Path) -> Store:
+def store(prepared, encoder_path, output):
     uri = f"sqlite:///{output}/mlflow.db"
     return Store(uri, output, prepared, encoder_path, build_transformer)
 
 
 @pytest.fixture(scope="module")
-def registry(store: Store, dataset_path: Path) -> Registry:
+def registry(store, dataset_path):
     """With one retriever, the champion under three names."""
     registry, first = Registry(store.uri), store.champion("eager", 0.0, dataset_path)
     for name in ("rounded", "slow"):
@@ -40,7 +36,7 @@ def registry(store: Store, dataset_path: Path) -> Registry:
 
 
 @pytest.fixture
-def milliseconds(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+def milliseconds(monkeypatch):
     """The logged milliseconds per query, compiled and original."""
     figures = [1.0, 2.0]
     monkeypatch.setattr(compilation, "time_alone", lambda models, texts: figures)
@@ -48,15 +44,13 @@ def milliseconds(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 @pytest.fixture
-def compiled(
-    store: Store, registry: Registry, milliseconds: list[float], done: Done
-) -> Callable[..., list[str]]:
+def compiled(store, registry, milliseconds, done):
     """Compiles a retriever; returns the lines that are printed."""
     return lambda *words: done(compile_job, *words, "--output", store.output).splitlines()
 
 
 @pytest.fixture(scope="module")
-def queries(dataset_path: Path) -> list[str]:
+def queries(dataset_path):
     return Dataset(dataset_path).read("queries/test")["text"].to_pylist()
 
 
@@ -76,7 +70,7 @@ def test_a_compiled_retriever_replaces_the_original_and_answers_alike_without_to
     needed = (folder / "requirements.txt").read_text()
     assert "onnxruntime==" in needed
     assert "torch" not in needed
-    num_threads: list[int] = []
+    num_threads = []
     monkeypatch.setattr(
         onnxruntime,
         "InferenceSession",

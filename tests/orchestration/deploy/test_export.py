@@ -13,13 +13,13 @@ from sentence_transformers import SentenceTransformer
 from support import ROOT, running_postgres
 
 from jobs import export
-from ramen_ray.notebook import Retriever, load_retriever
+from ramen_ray.notebook import load_retriever
 
 QUERIES = ["robin nest", "oak", "ship"]
 
 
 @pytest.fixture(scope="module")
-def retriever(logged_retriever: str, output: Path) -> Retriever:
+def retriever(logged_retriever, output):
     return load_retriever(logged_retriever, output)
 
 
@@ -62,7 +62,7 @@ def test_the_recipe_for_pgvector_finds_the_same(retriever, output, done, tmp_pat
     pq.write_table(ads.add_column(2, "filter_brand", brands), exported)
     guide = (ROOT / "docs" / "how_to" / "other_engines.md").read_text(encoding="utf-8")
     (recipe,) = re.findall(r"^```python\n(.*?)^```$", guide, re.MULTILINE | re.DOTALL)
-    names: dict[str, list[tuple[str, str, float]]] = {}
+    names = {}
     with running_postgres(initdb.parent, free_port()) as address:
         monkeypatch.setenv("DATABASE", address)
         for _ in range(2):  # each night

@@ -1,8 +1,7 @@
 """Answers among ads of some markets or categories, against a brute-force search of those ads."""
 
 import re
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import faiss
 import numpy as np
@@ -15,7 +14,7 @@ from support import MAX_LENGTH, prepare_in_process, write_rows
 from jobs import ask, index, ingest, predict, promote, validate
 from ramen_ray.answering.retriever import Retriever
 from ramen_ray.data.store.dataset import Dataset, write_dataset
-from ramen_ray.method.retrieval.index import IndexKind, filled_index
+from ramen_ray.method.retrieval.index import filled_index
 from ramen_ray.method.retrieval.retriever_folder import write_retriever
 from ramen_ray.notebook import load_retriever
 from ramen_ray.tracking.registry import Registry
@@ -25,7 +24,6 @@ WORDS = ("robin", "oak", "elm", "ship", "saw", "waltz", "wren", "pine", "brig", 
 MARKETS, KINDS = ("DE", "FR", "a, b"), ("new", "used")
 RARE = {10: "LI", 20: "MC", 31: "MC", 40: "MC"}
 MANY = 12_000
-Ads = dict[str, dict[str, str]]
 
 
 class Large(NamedTuple):
@@ -36,17 +34,17 @@ class Large(NamedTuple):
     columns: dict[str, np.ndarray]
 
 
-def _market(number: int) -> str:
+def _market(number):
     return RARE.get(number) or (MARKETS[number % 3] if number % 7 else "")  # some have none
 
 
-def _write(file: Path, ads: Ads) -> str:
+def _write(file, ads):
     columns = ["ad_id", *next(iter(ads.values()))]
     return write_rows(file, " ".join(columns), [(ad, *of.values()) for ad, of in ads.items()])
 
 
 @pytest.fixture(scope="module")
-def catalogue() -> Ads:
+def catalogue():
     texts = [f"{one} {other}" for one in WORDS for other in WORDS if one != other]
     return {
         f"A{n}": {"title": text, "market": _market(n), "state": KINDS[n % 2]}
@@ -55,7 +53,7 @@ def catalogue() -> Ads:
 
 
 @pytest.fixture(scope="module")
-def shop(catalogue: Ads, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def shop(catalogue, tmp_path_factory):
     """A dataset that was imported with columns to filter by."""
     folder = tmp_path_factory.mktemp("filters")
     _write(folder / "ads.csv", catalogue)
@@ -70,7 +68,7 @@ def shop(catalogue: Ads, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def store(shop: Path, encoder_path: Path, output: Path) -> Store:
+def store(shop, encoder_path, output):
     """A store with a champion on the dataset."""
     data = prepare_in_process(
         Dataset(shop), shop.parent / "prepared", str(encoder_path), MAX_LENGTH, False
@@ -81,16 +79,16 @@ def store(shop: Path, encoder_path: Path, output: Path) -> Store:
 
 
 @pytest.fixture(scope="module")
-def champion(store: Store) -> Retriever:
+def champion(store):
     return Registry(store.uri).load("models:/filtered@champion")
 
 
-def _answers(model: Retriever, **params: Any) -> list[dict[str, float]]:
+def _answers(model, **params):
     found = model.answer(QUERIES, **params).to_pylist()
     return [dict(zip(one["ad_ids"], one["scores"], strict=True)) for one in found]
 
 
-def _expected(model: Retriever, ads: Ads, top_k: int, **wanted: Any) -> list[dict[str, float]]:
+def _expected(model, ads, top_k, **wanted):
     """Answer with all ads, and keep the best of those that match."""
     of_all = _answers(model, top_k=len(model.ads))
     kept = [
@@ -99,7 +97,7 @@ def _expected(model: Retriever, ads: Ads, top_k: int, **wanted: Any) -> list[dic
     return [dict(one[:top_k]) for one in kept]
 
 
-def _matches(ad: dict[str, str], wanted: dict[str, Any]) -> bool:
+def _matches(ad, wanted):
     return all(
         ad[name] == value if isinstance(value, str) else ad[name] in value
         for name, value in wanted.items()
@@ -123,8 +121,8 @@ def test_a_filter_that_no_ad_matches_is_an_empty_answer_with_a_reason(champion):
             champion.answer(QUERIES, filter=wanted)
 
 
-def _by_a_loop(answer: dict[str, float], ads: Ads, most: dict[str, int], top_k: int) -> list[str]:
-    taken: list[str] = []
+def _by_a_loop(answer, ads, most, top_k):
+    taken = []
     for ad in answer:
         same = {name: [ads[other][name] for other in taken].count(ads[ad][name]) for name in most}
         if all(not ads[ad][name] or same[name] < most[name] for name in most):
@@ -244,7 +242,7 @@ def test_a_retriever_that_loses_filters_is_promoted_only_if_that_is_allowed(
     assert re.search(rf"│ filters +│.+│ market, state │ +{lost} lost │", printed)
 
 
-def _check(model: Retriever, ads: Ads, **wanted: str) -> None:
+def _check(model, ads, **wanted):
     found = _answers(model, top_k=20, filter=wanted)
     assert found[1]
     expected = _expected(model, ads, 20, **wanted)
@@ -269,13 +267,8 @@ def test_an_import_keeps_what_it_is_told_to(shop, catalogue, done, refused, tmp_
 
 
 @pytest.fixture(scope="module", params=["half", "hnsw", "ivf_pq"])
-def large(
-    request: pytest.FixtureRequest,
-    store: Store,
-    shop: Path,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Large:
-    kind: IndexKind = request.param
+def large(request, store, shop, tmp_path_factory):
+    kind = request.param
     folder, draw = tmp_path_factory.mktemp(kind), np.random.default_rng(3)
     model = store.model(0.0)
     write_retriever(folder, model, Dataset(shop), store.data, FLAT)
@@ -298,7 +291,7 @@ def large(
     return Large(Retriever(folder), vectors, columns)
 
 
-def _brute_force(large: Large, wanted: dict[str, str]) -> np.ndarray:
+def _brute_force(large, wanted):
     """Return the scores (queries, ads), -inf of ads that do not match."""
     queries = large.model.embed(QUERIES)
     matches = np.logical_and.reduce([large.columns[name] == one for name, one in wanted.items()])

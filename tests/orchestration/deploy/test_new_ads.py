@@ -1,20 +1,17 @@
 """Changes of a retriever's ads that cannot be made."""
 
-from pathlib import Path
-
 import pytest
-from stores import Store
 
 from jobs import index
 from ramen_ray.tracking.registry import Registry
 
 
-def _ads(store: Store, uri: str) -> dict[str, str]:
+def _ads(store, uri):
     own = Registry(store.uri).load(uri).ads
     return dict(zip(own.ids.to_pylist(), own.texts.to_pylist(), strict=True))
 
 
-def _write(file: Path, ads: dict[str, str]) -> Path:
+def _write(file, ads):
     file.write_text("ad_id,text\n" + "".join(f"{ad},{text}\n" for ad, text in ads.items()))
     return file
 

@@ -3,11 +3,9 @@
 import os
 import pickle
 import shutil
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -17,7 +15,6 @@ import ray
 from filelock import FileLock
 from pyarrow.fs import LocalFileSystem
 from ray.util.placement_group import placement_group
-from stores import Store
 from support import NUM_CPUS, table_with_code
 
 from jobs import index, predict
@@ -34,24 +31,23 @@ from ramen_ray.orchestration.deploy.prediction_files import partitions
 from ramen_ray.tracking.aliases import MovedError
 from ramen_ray.tracking.registry import LoggedRetriever, Registry
 
-Words = Callable[..., list[object]]
 CHAMPION = "models:/answering@champion"
 
 
 @pytest.fixture(scope="module")
-def store(store: Store, dataset_path: Path) -> Store:
+def store(store, dataset_path):
     """The store with a champion."""
     store.champion("answering", 0.0, dataset_path)
     return store
 
 
 @pytest.fixture
-def words(store: Store, monkeypatch: pytest.MonkeyPatch) -> Words:
+def words(store, monkeypatch):
     """Returns the words of a command that uses the store."""
     # one process: each takes seconds to start
     monkeypatch.setattr(answering, "CPUS_PER_ACTOR", NUM_CPUS)
 
-    def words_of(**flags: object) -> list[object]:
+    def words_of(**flags):
         given = {**flags, "output": store.output}
         return [word for name, value in given.items() for word in (f"--{name}", value) if word]
 
@@ -59,10 +55,10 @@ def words(store: Store, monkeypatch: pytest.MonkeyPatch) -> Words:
 
 
 @pytest.fixture(scope="module")
-def queries(tmp_path_factory: pytest.TempPathFactory, dataset_path: Path) -> Path:
+def queries(tmp_path_factory, dataset_path):
     """Two files with five row groups; three of the rows are not queries."""
     folder = tmp_path_factory.mktemp("queries")
-    texts: list[Any] = Dataset(dataset_path).read("queries/train")["text"].to_pylist()[:42]
+    texts = Dataset(dataset_path).read("queries/train")["text"].to_pylist()[:42]
     texts[3], texts[17], texts[30] = "", None, "x" * 10_001
     table = pa.table({"day": range(42), "text": texts})
     pq.write_table(table.slice(0, 20), folder / "a.parquet", row_group_size=8)
@@ -75,7 +71,7 @@ def test_a_table_is_answered_and_an_interrupted_call_resumes(
 ):
     monkeypatch.setattr(prediction_files, "QUERIES_PER_PARTITION", 8)
     answers, table = tmp_path / "answers", Path(shutil.copytree(queries, tmp_path / "queries"))
-    flags: dict[str, Any] = {"model": CHAMPION, "queries": table, "answers": answers, "top-k": 3}
+    flags = {"model": CHAMPION, "queries": table, "answers": answers, "top-k": 3}
     not_utf8 = pa.array([b"robin", b"caf\xe9"], pa.binary()).view(pa.string())
     pq.write_table(pa.table({"day": [42, 43], "text": not_utf8}), table / "c.parquet")
     printed = done(predict, *words(**flags))
@@ -100,7 +96,7 @@ def test_a_table_is_answered_and_an_interrupted_call_resumes(
     rewritten = [part.name for part in again if part.stat().st_mtime_ns != stamps[part.name]]
     assert rewritten == [parts[2].name, parts[4].name]
 
-    def assert_refused(differs: str, **changed: object) -> None:
+    def assert_refused(differs, **changed):
         error = refused(predict, *words(**(flags | changed)))
         assert error.startswith(f"error: {answers} has the answers of another call: {differs} (")
 
@@ -128,7 +124,7 @@ def test_a_table_of_text_files_is_answered_as_one_of_parquet(
     flags = {"model": CHAMPION, "queries": table, "answers": answers, "top-k": 3}
     answer = answering._answer
 
-    def is_interrupted(work: Any, missing: list[int], num_gpus: int) -> None:
+    def is_interrupted(work, missing, num_gpus):
         answer(work, missing[:1], num_gpus)
         raise DatasetError("no machine is left")
 
@@ -149,7 +145,7 @@ def test_a_table_of_text_files_is_answered_as_one_of_parquet(
     texts = [text or None for text in pa.concat_tables([first, second])["text"].to_pylist()]
     assert as_served["text"].to_pylist() == texts
 
-    def changes(*_: object) -> None:
+    def changes(*_):
         (table / "c.csv").write_text("day,text\n42,robin\n")
 
     monkeypatch.setattr(answering, "_answer", changes)
@@ -158,7 +154,7 @@ def test_a_table_of_text_files_is_answered_as_one_of_parquet(
     assert not list(flags["answers"].glob("part-*.parquet"))
 
 
-def _answers_as_served(store: Store, parts: list[Path], top_k: int) -> pa.Table:
+def _answers_as_served(store, parts, top_k):
     """Read answers, which are those of the retriever."""
     found = pq.read_table(parts)
     assert found.column_names == ["day", "text", "ad_ids", "ads", "scores", "error"]
@@ -172,7 +168,7 @@ def _answers_as_served(store: Store, parts: list[Path], top_k: int) -> pa.Table:
 
 
 @contextmanager
-def _changed(file: Path, place: int) -> Iterator[None]:
+def _changed(file, place):
     """Change a byte of a file, but neither its size nor its time."""
     before, stamp = file.read_bytes(), file.stat()
     changed = bytearray(before)
@@ -195,7 +191,7 @@ def test_a_retriever_in_shards_answers_as_a_whole_one_with_the_cpus_that_are_fre
     table, answers = tmp_path / "queries", tmp_path / "answers"
     shutil.copytree(queries, table)
     pq.write_table(pa.table({"day": [42, 43], "text": ["", None]}), table / "c.parquet")
-    flags: dict[str, Any] = {
+    flags = {
         "model": CHAMPION,
         "queries": table,
         "answers": answers,
@@ -226,7 +222,7 @@ def test_queries_that_change_while_they_are_answered_are_refused(tmp_path):
             list(batches)
 
 
-def _work(store: Store, texts: list[str], folder: Path, **of_table: int) -> answering.Work:
+def _work(store, texts, folder, **of_table):
     """What processes know that are to answer texts."""
     queries = str(folder / "queries.parquet")
     pq.write_table(pa.table({"text": texts}), queries, **of_table)
@@ -239,9 +235,9 @@ def _work(store: Store, texts: list[str], folder: Path, **of_table: int) -> answ
 
 def test_any_number_of_processes_may_load_the_retriever_at_once(store, tmp_path, monkeypatch):
     work = _work(store, ["robin", "oak"], tmp_path, row_group_size=1)
-    marks: list[set[str]] = []
+    marks = []
 
-    def load(*given: Any) -> Retriever:
+    def load(*given):
         marks.append({file.name for file in work.answers.aside.iterdir()})
         return Retriever(*given)
 

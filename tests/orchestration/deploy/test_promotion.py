@@ -6,14 +6,11 @@ import json
 import re
 import shlex
 import shutil
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
-from conftest import Done, RunHere
-from stores import BLIND, Store, choose
+from stores import BLIND, choose
 
 from jobs import promote
 from ramen_ray.data.store.dataset import Dataset, write_dataset
@@ -26,30 +23,28 @@ from ramen_ray.tracking.aliases import holder_of, restore
 from ramen_ray.tracking.registry import WINNER, Registry, RegistryError
 from ramen_ray.tracking.runs import open_run
 
-Promote = Callable[..., tuple[int, str]]
-
 
 @pytest.fixture(scope="module")
-def good(store: Store, dataset_path: Path) -> str:
+def good(store, dataset_path):
     return store.run(0.0, dataset_path)
 
 
 @pytest.fixture(scope="module")
-def bad(store: Store, dataset_path: Path) -> str:
+def bad(store, dataset_path):
     return store.run(BLIND, dataset_path)
 
 
 @pytest.fixture
-def job(store: Store, run_here: RunHere) -> Promote:
+def job(store, run_here):
     return lambda *words: run_here(promote, *words, "--output", store.output)
 
 
 @pytest.fixture
-def promoted(store: Store, done: Done) -> Done:
+def promoted(store, done):
     return lambda *words: done(promote, *words, "--output", store.output)
 
 
-def _champion(store: Store, name: str) -> str:
+def _champion(store, name):
     return store.client.get_model_version_by_alias(name, "champion").run_id
 
 
@@ -112,7 +107,7 @@ def test_judgements_can_veto_what_clicks_prefer(case, store, job, dataset_path, 
 
 
 @pytest.fixture(scope="module")
-def logged(store: Store, good: str, bad: str, dataset_path: Path) -> list[tuple[str, str]]:
+def logged(store, good, bad, dataset_path):
     """Three retrievers: their runs and models."""
     registry = Registry(store.uri)
     runs = good, bad, store.run(BLIND, dataset_path)
@@ -150,11 +145,11 @@ def test_restoring_gives_back_the_version_before_that_is_there_whoever_chose_it(
         restore(registry, name, "champion")
 
 
-def _killed_at(write: int, registry: Registry, patched: pytest.MonkeyPatch) -> None:
+def _killed_at(write, registry, patched):
     """Let the process be killed before its write of this number, from 0, to alias or history."""
     number = itertools.count()
 
-    def killed(call: Callable[..., None], *values: str) -> None:
+    def killed(call, *values):
         if next(number) == write:
             raise KeyboardInterrupt
         call(*values)
@@ -187,7 +182,7 @@ def test_a_process_that_is_killed_while_it_moves_an_alias_leaves_a_true_history(
     assert restore(registry, name, "champion")[1].version == left[-2]
 
 
-def _state(store: Store, name: str) -> tuple[object, ...]:
+def _state(store, name):
     model = store.client.get_registered_model(name)
     versions = store.client.search_model_versions(f"name = '{name}'")
     return model.aliases, model.tags, [(one.version, one.source) for one in versions]
@@ -213,9 +208,9 @@ def test_a_champion_that_moves_while_it_is_compared_is_not_replaced(
         ),
         "deleted": lambda: store.client.delete_model_version(name, "2"),
     }
-    left: list[tuple[object, ...]] = []
+    left = []
 
-    def meanwhile(*measured: Any) -> Any:
+    def meanwhile(*measured):
         if not left:
             moves[how]()
             left.append(_state(store, name))

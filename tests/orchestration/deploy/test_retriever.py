@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import mlflow
 import numpy as np
@@ -29,7 +28,7 @@ from ramen_ray.method.model.dual_encoder import (
     Scoring,
     load_model,
 )
-from ramen_ray.method.model.encoder import Encoder, build_bag, build_transformer
+from ramen_ray.method.model.encoder import build_bag, build_transformer
 from ramen_ray.method.model.heads import Classifiers, Head
 from ramen_ray.method.model.texts import Prompts
 from ramen_ray.method.retrieval.index import FEWEST_IVF_PQ_ADS, new_index
@@ -52,12 +51,12 @@ class Logged:
     measured: dict[str, float]
 
     @cached_property
-    def model(self) -> mlflow.pyfunc.PyFuncModel:
+    def model(self):
         """The model, as MLflow loads it."""
         mlflow.set_tracking_uri(self.run.uri)
         return mlflow.pyfunc.load_model(f"models:/{self.model_id}")
 
-    def similarity(self, split: str = "test") -> np.ndarray:
+    def similarity(self, split="test"):
         """Cosines (queries, ads) of the model that was trained."""
         model = load_model(self.trained)
         queries = self.data.queries[split]
@@ -65,7 +64,7 @@ class Logged:
         return embedded @ model.embed_ads(self.data.ads, np.arange(len(self.data.ads))).T
 
 
-def _save_with_classifiers(encoder: Encoder, data: Prepared, folder: Path) -> None:
+def _save_with_classifiers(encoder, data, folder):
     """Save a model with a projection, and random classifiers for three quarters of the ads."""
     draw = torch.Generator().manual_seed(2)
     encoder.projection = Head.orthogonal(encoder.width, 7, has_tanh=True, seed=3)
@@ -79,14 +78,7 @@ def _save_with_classifiers(encoder: Encoder, data: Prepared, folder: Path) -> No
 
 
 @pytest.fixture(scope="module", params=KINDS)
-def logged(
-    request: pytest.FixtureRequest,
-    prepared: Prepared,
-    prepared_bag: Prepared,
-    dataset_path: Path,
-    encoder_path: Path,
-    output: Path,
-) -> Logged:
+def logged(request, prepared, prepared_bag, dataset_path, encoder_path, output):
     kind, dataset, folder = request.param, Dataset(dataset_path), output / request.param
     data, trained, made = prepared, folder / "trained", folder / "retriever"
     if kind == "bag":
@@ -104,12 +96,12 @@ def logged(
 
 
 @pytest.fixture(scope="module")
-def queries(dataset_path: Path) -> list[str]:
+def queries(dataset_path):
     return Dataset(dataset_path).read("queries/test")["text"].to_pylist()
 
 
 @pytest.fixture(scope="module")
-def ads(dataset_path: Path) -> list[str]:
+def ads(dataset_path):
     return Dataset(dataset_path).read("ads").sort_by("ad_id")["text"].to_pylist()
 
 
@@ -159,7 +151,7 @@ def test_answers_that_may_be_bad_are_doubted(logged, queries):
 def test_a_bad_row_is_reported_and_the_others_are_answered(logged, queries):
     model = logged.model
     (expected,) = model.predict([queries[1]])["ad_ids"]
-    sent: list[Any] = ["", None, 7, {"a": 1}, "\ud800 robin"]
+    sent = ["", None, 7, {"a": 1}, "\ud800 robin"]
     answers = model.predict(pd.Series([*sent, queries[1]], dtype=object))
     assert [error is None for error in answers["error"]] == [*[False] * 5, True]
     assert answers["ad_ids"].tolist() == [*[[]] * 5, expected]
@@ -173,7 +165,7 @@ def test_a_request_for_too_much_is_refused(logged, monkeypatch):
     model, asked = logged.model, ["robin"] * 30
     assert len(model.predict(asked)) == 30
 
-    def refuse(what: str, **params: int) -> None:
+    def refuse(what, **params):
         with pytest.raises(MlflowException, match=what) as refused:
             model.predict(asked, params=params)
         assert refused.value.get_http_status_code() == 400

@@ -1,8 +1,6 @@
 """Equally near ads come in one shuffle in evaluation, in served answers, and in predictions."""
 
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -50,7 +48,7 @@ def test_ties_are_broken_alike_everywhere_and_by_no_ads_place(
     for top_k in (1, 7):
         assert _ids(served.answer(texts, top_k)["ad_ids"]) == [row[:top_k] for row in expected]
 
-    logged: Any = SimpleNamespace(metadata={"dataset_fingerprint": dataset.fingerprint})
+    logged = SimpleNamespace(metadata={"dataset_fingerprint": dataset.fingerprint})
     answering = Answering(logged, served)
     found = answering.retrieve(texts, ground_truth.depth, answering.ads_of_rows(dataset))
     assert found[0].tolist() == expected
@@ -69,11 +67,11 @@ def test_ties_are_broken_alike_everywhere_and_by_no_ads_place(
     assert _predicted(folder, texts, tmp_path / "fewer") == [row[:7] for row in left]
 
 
-def _ids(lists: pa.ChunkedArray) -> list[list[int]]:
+def _ids(lists):
     return [[int(ad) for ad in row] for row in lists.to_pylist()]
 
 
-def _predicted(folder: Path, texts: list[str], to: Path) -> list[list[int]]:
+def _predicted(folder, texts, to):
     """Answer a table of queries with a retriever."""
     aside = to / "aside"
     aside.mkdir(parents=True)
@@ -84,6 +82,6 @@ def _predicted(folder: Path, texts: list[str], to: Path) -> list[list[int]]:
     return _ids(pq.read_table(to / FILE.format(0))["ad_ids"])
 
 
-def _wanted(dataset: Dataset, shown: Any) -> Any:
+def _wanted(dataset, shown):
     rows = dataset.read("queries/test").sort_by("query_id")["ad_ids"].to_pylist()
     return zip(rows, shown[0], strict=True)

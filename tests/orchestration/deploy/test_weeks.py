@@ -1,7 +1,6 @@
 """A run on this week's data against the champion of last week's: catalogues and queries differ."""
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -12,8 +11,7 @@ from support import MAX_LENGTH, prepare_in_process, write_rows
 
 from jobs import promote
 from ramen_ray.config import write_config
-from ramen_ray.data.prepared.folder import Prepared
-from ramen_ray.data.store.dataset import Dataset, write_dataset
+from ramen_ray.data.store.dataset import write_dataset
 from ramen_ray.data.tables.clicks.import_tables import import_tables
 from ramen_ray.data.tables.clicks.settings import Splits, UserTables
 from ramen_ray.presets import bag
@@ -25,7 +23,7 @@ ENDED, NEW = 20, 15
 METRICS = ("P@1", "R@10")
 
 
-def _import(folder: Path, ads: range, queries: range) -> Dataset:
+def _import(folder, ads, queries):
     """Import a week: query q clicks the ads of its own two words, in either order."""
     folder.mkdir(parents=True)
     numbers = {text: number for number, text in enumerate(TEXTS)}
@@ -43,16 +41,14 @@ def _import(folder: Path, ads: range, queries: range) -> Dataset:
 
 
 @pytest.fixture(scope="module")
-def weeks(tmp_path_factory: pytest.TempPathFactory) -> tuple[Dataset, Dataset]:
+def weeks(tmp_path_factory):
     folder = tmp_path_factory.mktemp("weeks")
     last = _import(folder / "1", range(len(TEXTS) - NEW), range(len(TEXTS) - NEW))
     return last, _import(folder / "2", range(ENDED, len(TEXTS)), range(5, len(TEXTS)))
 
 
 @pytest.fixture(scope="module")
-def stores(
-    weeks: tuple[Dataset, Dataset], encoder_path: Path, output: Path, prepared_bag: Prepared
-) -> list[Store]:
+def stores(weeks, encoder_path, output, prepared_bag):
     uri = f"sqlite:///{output}/mlflow.db"
     made = []
     for number, week in enumerate(weeks):
@@ -62,25 +58,23 @@ def stores(
     return made
 
 
-def _clicked(week: Dataset) -> dict[str, set[str]]:
+def _clicked(week):
     """Return the ads, by the user's ids, that test queries have clicked, by text."""
     ids = {row["ad_id"]: row["source_id"] for row in week.read("ads").to_pylist()}
     rows = week.read("queries/test").to_pylist()
     return {row["text"]: {ids[ad] for ad in row["ad_ids"]} for row in rows}
 
 
-def _oracle(
-    store: Store, run_ids: tuple[str, str], week: Dataset, queries: list[str], ads: set[str]
-) -> dict[str, list[float]]:
+def _oracle(store, run_ids, week, queries, ads):
     """Measure retrievers by a loop over what they answer of ``ads``, the champion last."""
     clicked = {text: all_ads & ads for text, all_ads in _clicked(week).items()}
     registry = Registry(store.uri)
-    found: dict[str, list[float]] = {name: [] for name in METRICS}
+    found = {name: [] for name in METRICS}
     for run_id in run_ids:
         model = registry.load(f"models:/{registry.find_logged(run_id, None)[1]}")
         depth = len(model.ads)
         answers = model.answer(queries, depth).to_pylist()
-        hits: dict[str, list[float]] = {name: [] for name in METRICS}
+        hits = {name: [] for name in METRICS}
         for query, answer in zip(queries, answers, strict=True):
             known = [ad for ad in answer["ad_ids"] if ad in ads]
             true = clicked[query]
@@ -150,7 +144,7 @@ def test_another_dataset_can_decide_and_a_champion_whose_data_are_gone_is_compar
     assert f"among the {len(TEXTS) - NEW - ENDED} ads that both have" in printed
 
 
-def _changed(week: Dataset, folder: Path, **changes: pa.Table) -> Dataset:
+def _changed(week, folder, **changes):
     tables = {name: week.read(name) for name in week.tables}
     return write_dataset(folder, {**tables, **changes}, name="changed")
 

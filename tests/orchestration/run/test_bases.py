@@ -3,16 +3,14 @@
 import time
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from ray.train import Checkpoint, UserCallback
+from ray.train import UserCallback
 from short_runs import ConfiguredRun
 from support import WAITS_FOR_TASKS, kill_train_worker, meanwhile, wait_until
 
 from ramen_ray.config import ConfigError, EncoderConfig, RunConfig, WalkConfig, overlay
-from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.metrics.ground_truth import evaluate
 from ramen_ray.method.training.step import StepLosses, global_losses, train_steps
@@ -20,7 +18,7 @@ from ramen_ray.orchestration.background.from_checkpoints import GraphPruning
 from ramen_ray.orchestration.evaluate import evaluate_checkpoint
 from ramen_ray.orchestration.prepare.pipeline import prepare
 from ramen_ray.orchestration.run.build import build_propensity, encoder_tokenizer
-from ramen_ray.orchestration.run.fit import TrainResult, fit, fit_on
+from ramen_ray.orchestration.run.fit import fit, fit_on
 from ramen_ray.orchestration.run.identity import identity_of
 from ramen_ray.orchestration.run.inputs import check_config
 from ramen_ray.orchestration.run.processes import train_in_workers
@@ -113,10 +111,7 @@ CHANGES = {
 }
 
 
-Points = dict[str, list[tuple[int, float]]]
-
-
-def _train_here(config: RunConfig, data: Prepared, folder: Path) -> tuple[Points, dict[str, Any]]:
+def _train_here(config, data, folder):
     """Train without Ray, by plain loops: what is logged of the steps, and the last metrics."""
     run = ConfiguredRun(config, data)
     model, state, objective = run.model, run.state, run.objective
@@ -124,7 +119,7 @@ def _train_here(config: RunConfig, data: Prepared, folder: Path) -> tuple[Points
     pruning = GraphPruning(data.path, edges, objective.regularizers, threshold, False)
     propensity, clip = build_propensity(config), config.optimizer.max_gradient_norm
     losses, weights = [], []
-    last: dict[str, Any] = {}
+    last = {}
     for epoch in range(config.training.epochs):
         state.prepare_next_steps()
         if epoch in PRUNED_AFTER:
@@ -151,7 +146,7 @@ def _train_here(config: RunConfig, data: Prepared, folder: Path) -> tuple[Points
 
 
 @pytest.fixture(scope="module")
-def data(cluster: None, config: RunConfig) -> Prepared:
+def data(cluster, config):
     tokenizer = encoder_tokenizer(config.encoder)
     return prepare(Dataset(config.dataset), Path(config.output) / "prepared", tokenizer)
 
@@ -184,24 +179,22 @@ def test_two_workers_of_which_one_may_be_killed_end_like_a_plain_loop(
         assert found == pytest.approx(rows[one]["test"], abs=1e-6), one
 
 
-def _fit_killing_a_worker(config: RunConfig, at_step: int) -> TrainResult:
+def _fit_killing_a_worker(config, at_step):
     """Train, and kill a worker when the checkpoint of ``at_step`` is there."""
     folder = Path(config.output) / "runs" / str(config.name)
     checkpoint, killed = folder / f"checkpoint_{at_step:09d}", folder / "killed"
 
-    def kill() -> None:
+    def kill():
         wait_until(checkpoint.exists, f"no {checkpoint}")
         wait_until(kill_train_worker, "no worker to kill")
         killed.touch()
 
     class Holds(UserCallback):  # within a function, so that it travels as a whole
-        def after_report(
-            self, run_context: Any, metrics: list[dict[str, Any]], checkpoint: Checkpoint | None
-        ) -> None:
+        def after_report(self, run_context, metrics, checkpoint):
             while metrics[0]["step"] == at_step and not killed.exists():
                 time.sleep(0.05)
 
-    def train() -> TrainResult:
+    def train():
         dataset = Dataset(config.dataset)
         held = partial(train_in_workers, callbacks=[Holds()])
         return fit_on(dataset, config, identity_of(config, dataset), held)

@@ -3,9 +3,7 @@
 import re
 import shlex
 import shutil
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -16,7 +14,7 @@ from mlflow.tracking import MlflowClient
 from jobs import evaluate as evaluate_job
 from jobs import graph
 from jobs import train as train_job
-from ramen_ray.config import RunConfig, overlay, write_config
+from ramen_ray.config import overlay, write_config
 from ramen_ray.data.store.dataset import Dataset, DatasetError
 from ramen_ray.method.retrieval import retriever_folder as retriever
 from ramen_ray.orchestration import evaluate as checkpoint
@@ -32,9 +30,7 @@ PUT_BACK = "put it back, and run the same command again"
 
 
 @pytest.fixture
-def config(
-    cluster: None, small_run: RunConfig, dataset_path: Path, encoder_path: Path, tmp_path: Path
-) -> RunConfig:
+def config(cluster, small_run, dataset_path, encoder_path, tmp_path):
     """A run of an epoch on a dataset and an encoder of its own."""
     changes = {
         "dataset": str(shutil.copytree(dataset_path, tmp_path / "handmade")),
@@ -45,7 +41,7 @@ def config(
     return overlay(small_run, changes)
 
 
-def _renumber_ads(dataset: str) -> bytes:
+def _renumber_ads(dataset):
     """Give all ads other ids, as another import of the same tables may; returns the former file."""
     file = Path(dataset) / "ads.parquet"
     before, ads = file.read_bytes(), pq.read_table(file)
@@ -54,8 +50,8 @@ def _renumber_ads(dataset: str) -> bytes:
     return before
 
 
-def _then(first: Callable[..., Any], then: Callable[[], Any]) -> Callable[..., Any]:
-    def both(*arguments: Any, **named: Any) -> Any:
+def _then(first, then):
+    def both(*arguments, **named):
         result = first(*arguments, **named)
         then()
         return result
@@ -63,7 +59,7 @@ def _then(first: Callable[..., Any], then: Callable[[], Any]) -> Callable[..., A
     return both
 
 
-def _logged_models(config: RunConfig) -> list[Any]:
+def _logged_models(config):
     directory = RunDirectory.of(config.output, str(config.name))
     client = MlflowClient(f"sqlite:///{config.output}/mlflow.db")
     run = client.get_run(directory.notes["mlflow_run_id"])
@@ -100,7 +96,7 @@ def test_what_a_checkpoint_is_measured_on_is_what_it_was_trained_on_or_asked_for
     shutil.rmtree(config.encoder.pretrained)  # the checkpoint has all that is needed
     predictions, prepare = tmp_path / "predictions.parquet", checkpoint.prepare
 
-    def replace() -> None:
+    def replace():
         assert "in use by a job" in refused(graph, "remove", config.dataset, "--name", "links")
         _renumber_ads(config.dataset)
 
@@ -129,7 +125,7 @@ def test_an_encoder_that_is_replaced_while_a_run_trains_is_refused(config, monke
 
 
 def test_a_run_and_its_base_are_trained_on_the_same(config, refused, monkeypatch):
-    def change_after(*arguments: Any) -> Any:
+    def change_after(*arguments):
         result = fit_on(*arguments)
         assert "in use by a job" in refused(graph, "remove", *set_named("links"))
         _renumber_ads(config.dataset)
@@ -137,7 +133,7 @@ def test_a_run_and_its_base_are_trained_on_the_same(config, refused, monkeypatch
         shutil.copy(anchors / "links.parquet", anchors / "seller.parquet")
         return result
 
-    def set_named(name: str) -> list[str]:
+    def set_named(name):
         return [config.dataset, "--name", name]
 
     monkeypatch.setattr(beside_base, "fit_on", change_after)

@@ -1,7 +1,5 @@
 """The checkpoints of a run: which are kept, which a run goes on from, and who may write them."""
 
-from pathlib import Path
-
 import pytest
 import torch
 from short_runs import run_two_workers
@@ -18,27 +16,26 @@ SCORES = {5: 0.2, 10: 0.9, 15: 0.5, 20: 0.9, 25: 0.1}
 CPU = torch.device("cpu")
 
 
-def _write(checkpoints: Checkpoints, step: int, score: float) -> None:
+def _write(checkpoints, step, score):
     report = {"step": step, SCORE: score, "validation/P@1": score}
     with checkpoints.written(report, is_shared=False) as folder:
         (folder / "state.pt").write_bytes(b"state")
 
 
-def _steps(run: Path) -> list[int]:
+def _steps(run):
     return [one.step for one in kept_in(run)]
 
 
 def test_the_best_and_the_last_are_kept(tmp_path):
     checkpoints = Checkpoints(tmp_path, CPU)
     assert checkpoints.last() is None
-    done: list[int] = []
+    done = []
     for step, score in SCORES.items():
         _write(checkpoints, step, score)
         done.append(step)
         best = max(done, key=lambda one: (SCORES[one], one))
         assert _steps(tmp_path) == sorted({best, step})
         last = checkpoints.last()
-        assert last is not None
         assert last.report == {"step": step, SCORE: score, "validation/P@1": score}
         assert last.step == step
         assert checkpoints.best().step == best
@@ -47,7 +44,7 @@ def test_the_best_and_the_last_are_kept(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == kept
 
 
-def _write_share(rank: int, run: Path) -> None:
+def _write_share(rank, run):
     report = {"step": 5, SCORE: 0.5}
     with Checkpoints(run, CPU).written(report, is_shared=True) as folder:
         (folder / "heads").mkdir()

@@ -1,18 +1,16 @@
 import re
 import shutil
-from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 from support import run_config_of
 
 import ramen_ray
-from ramen_ray.config import RunConfig, overlay, read_config
+from ramen_ray.config import overlay, read_config
 from ramen_ray.data.store.dataset import Dataset, write_dataset
 from ramen_ray.long_work import warn_once
 from ramen_ray.orchestration.run import identity
 from ramen_ray.orchestration.run.directory import (
-    RunDirectory,
     RunError,
     finished_run,
     open_run_directory,
@@ -22,22 +20,22 @@ from ramen_ray.presets import tiny
 
 
 @pytest.fixture
-def config(dataset_path: Path, encoder_path: Path, tmp_path: Path) -> RunConfig:
+def config(dataset_path, encoder_path, tmp_path):
     shutil.copytree(encoder_path, tmp_path / "encoder")
     where = {"dataset": str(dataset_path), "output": str(tmp_path)}
     return overlay(tiny(), {**where, "encoder.pretrained": str(tmp_path / "encoder")})
 
 
 @pytest.fixture
-def dataset(dataset_path: Path) -> Dataset:
+def dataset(dataset_path):
     return Dataset(dataset_path)
 
 
-def _opened(config: RunConfig, dataset: Dataset) -> AbstractContextManager[RunDirectory]:
+def _opened(config, dataset):
     return open_run_directory(config, dataset.name, identity_of(config, dataset))
 
 
-def _refused(config: RunConfig, dataset: Dataset, message: str) -> None:
+def _refused(config, dataset, message):
     with pytest.raises(RunError, match=message), _opened(config, dataset):
         pass
 
@@ -93,7 +91,7 @@ CHANGED = {
 def test_what_a_run_was_made_from_must_be_the_same_unless_it_is_allowed(
     changed, finished, config, dataset, monkeypatch, caplog
 ):
-    def opened(chosen: RunConfig) -> RunDirectory | None:
+    def opened(chosen):
         if finished:
             return finished_run(chosen, identity_of(chosen, dataset))
         with _opened(chosen, dataset) as directory:
@@ -136,7 +134,7 @@ def test_what_a_run_was_made_from_must_be_the_same_unless_it_is_allowed(
 def test_a_name_is_of_one_configuration_of_one_dataset_and_one_version(
     finished, config, dataset, tmp_path
 ):
-    def refuses(message: str, chosen: RunConfig, data: Dataset = dataset) -> None:
+    def refuses(message, chosen, data=dataset):
         with pytest.raises(RunError, match=message):
             if finished:
                 finished_run(chosen, identity_of(chosen, data))

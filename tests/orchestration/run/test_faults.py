@@ -5,7 +5,6 @@ import shutil
 import subprocess
 import time
 from contextlib import suppress
-from pathlib import Path
 
 import psutil
 import pytest
@@ -13,7 +12,7 @@ from mlflow.tracking import MlflowClient
 from support import PATIENCE_S, WAITS_FOR_TASKS, begin_training, meanwhile, resize, the_error
 
 from jobs import train
-from ramen_ray.config import RunConfig, overlay, write_config
+from ramen_ray.config import overlay, write_config
 from ramen_ray.orchestration.run.directory import RunDirectory
 from ramen_ray.orchestration.run.fit import fit
 from ramen_ray.tracking.addresses import tracking_uri
@@ -22,7 +21,6 @@ pytestmark = pytest.mark.slow
 
 KINDS = ("graphs", "shortlists")
 WARM_BYTES = 400 << 20
-Metrics = dict[str, dict[str, dict[str, float]]]
 CHANGES = {
     "walk.enabled": True,
     **WAITS_FOR_TASKS,
@@ -32,7 +30,7 @@ CHANGES = {
 }
 
 
-def _kill_task(folder: Path, kind: str) -> bool:
+def _kill_task(folder, kind):
     """Kill the process that computes a result of a kind; says whether there was one."""
     begun = {one.parent.parent.name for one in folder.glob("*/.pending/step_*")}
     for process in psutil.Process().children(recursive=True):
@@ -52,7 +50,7 @@ def test_killed_background_tasks_change_nothing_where_training_waits(config, unh
     killed = overlay(config, {"name": "tasks-killed"})
     folder = RunDirectory.of(config.output, "tasks-killed").path
 
-    def kill() -> None:
+    def kill():
         for kind in KINDS:
             is_killed = False
             while not is_killed:
@@ -63,9 +61,7 @@ def test_killed_background_tasks_change_nothing_where_training_waits(config, unh
     assert meanwhile(kill, lambda: fit(killed)).metrics == unharmed.metrics
 
 
-def _trainings(
-    config: RunConfig, names: list[str], folder: Path, **environment: str
-) -> list[tuple[int, str]]:
+def _trainings(config, names, folder, **environment):
     """Run trainings at once, each with a Ray of its own; returns their codes and what they said."""
     output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     options = {**output, "env": {**os.environ, "RAY_ADDRESS": "local", **environment}}
@@ -75,12 +71,11 @@ def _trainings(
     return [(process.returncode, one) for process, one in zip(begun, said, strict=True)]
 
 
-def _metrics(config: RunConfig, name: str) -> Metrics:
-    metrics: Metrics = RunDirectory.of(config.output, name).notes["metrics"]
-    return metrics
+def _metrics(config, name):
+    return RunDirectory.of(config.output, name).notes["metrics"]
 
 
-def _weights(config: RunConfig, name: str) -> dict[str, bytes]:
+def _weights(config, name):
     best = RunDirectory.of(config.output, name).best_checkpoint
     files = best.rglob("*.safetensors")
     return {str(file.relative_to(best)): file.read_bytes() for file in files}

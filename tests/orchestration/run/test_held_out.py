@@ -1,7 +1,6 @@
 """What a run answers by: all of its vectors and its last checkpoint, unless beyond noise."""
 
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,10 +13,10 @@ from ramen_ray.orchestration.run.worker import PARTS, choose_answering
 NUM_QUERIES, NUM_ADS, EARLIER, LAST = 40, 50, 7, 14
 
 
-def _setup(right: dict[tuple[int, str], int]) -> Any:
+def _setup(right):
     """Measures models whose first answers are right for so many queries, by step and part."""
 
-    def measure(model: Any, split: str) -> Any:
+    def measure(model, split):
         assert split == "validation"
         number = right.get((model.step, model.part), 10)
         ads = np.where(np.arange(NUM_QUERIES) < number, np.arange(NUM_QUERIES), NUM_ADS - 1)
@@ -32,7 +31,7 @@ def _setup(right: dict[tuple[int, str], int]) -> Any:
     )
 
 
-def _checkpoints(best_step: int) -> Any:
+def _checkpoints(best_step):
     last, best = (SimpleNamespace(step=step, folder=step) for step in (LAST, best_step))
     return SimpleNamespace(last=lambda: last, best=lambda: best)
 

@@ -1,7 +1,5 @@
 """A run that is told that a machine leaves writes checkpoints, and goes on from the last."""
 
-from typing import Any
-
 import pytest
 from short_runs import fit_here
 
@@ -27,7 +25,7 @@ def test_a_run_that_was_told_of_a_leaving_machine_goes_on_from_there_to_the_same
     last = 2 * STEPS_PER_QUESTION
     assert last % STEPS_PER_EPOCH, "no checkpoint is planned there"
 
-    def lose_the_machine(metrics: dict[str, Any]) -> None:
+    def lose_the_machine(metrics):
         if metrics["step"] > 2 * STEPS_PER_EPOCH:
             raise _MachineGone
 

@@ -5,11 +5,9 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import numpy as np
 import pytest
@@ -67,10 +65,10 @@ def test_it_keeps_what_a_plain_loop_keeps(rows, weighted, threshold, batch, kind
     assert (pruned.draw(bare, np.full(len(bare), 0.5)) == -1).all()
 
 
-def _when_open(gate: Path) -> Callable[[Path, Path], dict[str, float]]:
+def _when_open(gate):
     """Return what copies the weights of a checkpoint as soon as there is a ``gate``."""
 
-    def waits(model: Path, folder: Path) -> dict[str, float]:
+    def waits(model, folder):
         while not gate.exists():
             time.sleep(0.05)
         (folder / "copy").write_text((model / "encoder" / "weights").read_text())
@@ -79,24 +77,22 @@ def _when_open(gate: Path) -> Callable[[Path, Path], dict[str, float]]:
     return waits
 
 
-def _task(
-    folder: Path, compute: Callable[[Path, Path], Any], schedule: Schedule = EVERY_EPOCH
-) -> BackgroundTask:
+def _task(folder, compute, schedule=EVERY_EPOCH):
     """A task on the checkpoints in ``folder``, whose results are used as shortlists."""
     (folder / "encoder").mkdir(parents=True, exist_ok=True)
     (folder / "encoder" / "weights").write_text("some")
 
     class Counting:
-        def __call__(self, model: Path, folder: Path) -> Any:
+        def __call__(self, model, folder):
             return compute(model, folder)
 
-        def take(self, result: Path, sources: SamplingSources) -> SamplingSources:
+        def take(self, result, sources):
             return replace(sources, shortlists=np.array([len(list(result.iterdir()))]))
 
     return BackgroundTask("counting", folder / "results", Counting(), schedule)
 
 
-def _advance(task: BackgroundTask, step: int) -> int | None:
+def _advance(task, step):
     """Advance; returns the step of the result in use."""
     before = SamplingSources({})
     sources, figures = task.advance(step, task.folder.parent, before)
@@ -109,7 +105,7 @@ def test_a_killed_task_is_run_again(cluster, tmp_path):
     attempts = tmp_path / "attempts"
     attempts.mkdir()
 
-    def dies_first(model: Path, folder: Path) -> dict[str, float]:
+    def dies_first(model, folder):
         (folder / "half").write_text("")
         (attempts / str(os.getpid())).write_text("")
         if len(list(attempts.iterdir())) == 1:
@@ -131,7 +127,7 @@ def test_a_killed_task_is_run_again(cluster, tmp_path):
 def test_a_full_disk_stops_the_run_which_makes_the_result_when_it_goes_on(cluster, tmp_path):
     gate = tmp_path / "gate"
 
-    def needs_room(model: Path, folder: Path) -> dict[str, float]:
+    def needs_room(model, folder):
         if not gate.exists():
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return {}
@@ -145,7 +141,7 @@ def test_a_full_disk_stops_the_run_which_makes_the_result_when_it_goes_on(cluste
 def test_one_task_runs_at_a_time_and_an_interrupted_one_resumes(cluster, tmp_path):
     waits = _when_open(gate := tmp_path / "gate")
 
-    def advance_to(step: int, task: BackgroundTask, epoch: int) -> None:
+    def advance_to(step, task, epoch):
         while _advance(task, epoch * EPOCH) != step:
             time.sleep(0.05)
 
@@ -197,7 +193,7 @@ def test_a_late_result_is_told_and_one_that_misses_half_of_the_run_ends_it(
 
 
 def test_a_task_that_fails_each_time_ends_the_run_at_its_half(cluster, tmp_path, caplog):
-    def fails(model: Path, folder: Path) -> dict[str, float]:
+    def fails(model, folder):
         raise ValueError("no room on the GPU")
 
     schedule = Schedule(1, 1, num_epochs=6, steps_per_epoch=EPOCH, wait=False)
@@ -224,7 +220,7 @@ def test_training_waits_for_a_result_when_the_next_is_due_or_the_last_epoch_begi
 
 
 def test_a_damaged_result_is_left_out(cluster, tmp_path, caplog):
-    def writes(model: Path, folder: Path) -> dict[str, float]:
+    def writes(model, folder):
         (folder / "shortlists").write_text("some")
         return {}
 
@@ -240,7 +236,7 @@ def test_a_damaged_result_is_left_out(cluster, tmp_path, caplog):
 
 
 def test_results_of_later_checkpoints_than_the_one_resumed_from_are_not_used(tmp_path):
-    def unused(model: Path, folder: Path) -> dict[str, float]:
+    def unused(model, folder):
         raise AssertionError
 
     task = _task(tmp_path, unused)

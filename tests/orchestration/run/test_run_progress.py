@@ -4,7 +4,6 @@ import logging
 import os
 import pty
 import sys
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
@@ -15,11 +14,9 @@ from ramen_ray import long_work
 from ramen_ray.orchestration.run import progress
 from ramen_ray.orchestration.run.progress import LiveProgress, read_progress, shown_progress
 
-Lines = Callable[[], list[str]]
-
 
 @pytest.fixture
-def log(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Lines:
+def log(monkeypatch, caplog):
     """Returns the lines logged so far, by a watcher that looks often."""
     monkeypatch.setattr(progress, "SECONDS_BETWEEN_LOOKS", 0.01)
     monkeypatch.setattr(long_work, "FIRST_LINE_S", 0)
@@ -46,7 +43,7 @@ def test_a_terminal_has_one_line_that_changes(tmp_path, monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "120")
 
-    def train() -> None:
+    def train():
         with os.fdopen(theirs, "w") as terminal, monkeypatch.context() as patch:
             patch.setattr(sys, "stdout", terminal)
             with shown_progress(tmp_path):
@@ -68,7 +65,7 @@ def test_a_terminal_has_one_line_that_changes(tmp_path, monkeypatch):
         assert part in shown
 
 
-def _read_terminal(terminal: int) -> Iterator[bytes]:
+def _read_terminal(terminal):
     with os.fdopen(terminal, "rb", buffering=0) as stream, suppress(OSError):  # EIO is its end
         while part := stream.read(4096):
             yield part

@@ -1,16 +1,13 @@
 """Runs whose store, folder or data are deleted while they train."""
 
 import shutil
-import threading
 from pathlib import Path
-from typing import Any
 
 import pytest
-from conftest import RunHere
 from support import the_error
 
 from jobs import train
-from ramen_ray.config import RunConfig, overlay, write_config
+from ramen_ray.config import overlay, write_config
 from ramen_ray.long_work import in_background
 from ramen_ray.orchestration.run.directory import RunDirectory
 from ramen_ray.orchestration.run.fit import fit
@@ -25,16 +22,16 @@ DELETED = {
 
 
 @pytest.fixture(scope="module")
-def unharmed(cluster: None, small_run: RunConfig) -> dict[str, Any]:
+def unharmed(cluster, small_run):
     return fit(overlay(small_run, {"name": "unharmed"})).metrics
 
 
-def _run(taken: str, config: RunConfig, run_here: RunHere) -> tuple[int, str]:
+def _run(taken, config, run_here):
     """Train, and delete something when there is a checkpoint."""
     output = Path(config.output)
     write_config(config, output / "config.json")
 
-    def delete_soon(ended: threading.Event) -> None:
+    def delete_soon(ended):
         while not any(output.glob("runs/taken*/checkpoint_*")):
             if ended.wait(0.01):
                 return
@@ -50,7 +47,7 @@ def _run(taken: str, config: RunConfig, run_here: RunHere) -> tuple[int, str]:
 
 
 @pytest.fixture
-def config(cluster: None, small_run: RunConfig, empty_store: Path, tmp_path: Path) -> RunConfig:
+def config(cluster, small_run, empty_store, tmp_path):
     """A run in an output folder of its own."""
     shutil.copy(empty_store, tmp_path)
     return overlay(small_run, {"output": str(tmp_path), "name": "taken"})

@@ -11,12 +11,11 @@ import torch
 from support import WAITS_FOR_TASKS, begin_training, kill_train_worker, meanwhile, wait_until
 
 from jobs import train
-from ramen_ray.config import WorkersConfig, overlay, read_config, write_config
+from ramen_ray.config import overlay, read_config, write_config
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.store.made_folder import checksum_files, write_checksums
 from ramen_ray.errors import UserError
 from ramen_ray.method.model.dual_encoder import DualEncoder
-from ramen_ray.method.model.texts import TokenBatch
 from ramen_ray.method.sampling.training_data import Regularizer
 from ramen_ray.method.training.state import CheckpointError
 from ramen_ray.orchestration.evaluate import evaluate_checkpoint
@@ -24,9 +23,8 @@ from ramen_ray.orchestration.run.checkpoints import WRITER
 from ramen_ray.orchestration.run.directory import RunDirectory, RunError
 from ramen_ray.orchestration.run.fit import fit, fit_on
 from ramen_ray.orchestration.run.identity import identity_of
-from ramen_ray.orchestration.run.processes import Train, WorkerContext, train_in_one_worker
+from ramen_ray.orchestration.run.processes import train_in_one_worker
 from ramen_ray.orchestration.run.setup import TEXTS_AT_ONCE
-from ramen_ray.orchestration.run.worker import WorkerResult
 from ramen_ray.tracking.runs import Run
 
 EPOCH = 7  # steps of an epoch of the made dataset
@@ -140,10 +138,10 @@ def test_a_killed_driver_and_then_a_killed_worker_change_nothing(
 def test_a_step_that_does_not_fit_is_done_in_parts_to_the_same_numbers(config, unharmed):
     most = 20  # texts
 
-    def in_little_memory(train: Train[WorkerResult], worker: WorkerContext) -> WorkerResult:
+    def in_little_memory(train, worker):
         whole = DualEncoder._trained_vectors
 
-        def refuse(model: DualEncoder, texts: TokenBatch) -> torch.Tensor:
+        def refuse(model, texts):
             if len(texts.lengths) > most:
                 raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
             return whole(model, texts)
@@ -152,9 +150,7 @@ def test_a_step_that_does_not_fit_is_done_in_parts_to_the_same_numbers(config, u
             patched.setattr(DualEncoder, "_trained_vectors", refuse)
             return train(worker)
 
-    def run_workers(
-        train: Train[WorkerResult], workers: WorkersConfig, folder: Path
-    ) -> WorkerResult:
+    def run_workers(train, workers, folder):
         return train_in_one_worker(partial(in_little_memory, train), workers)
 
     little = overlay(config, {"name": "little-memory", "workers.max_failures": 0})
@@ -203,25 +199,25 @@ def test_a_checkpoint_of_another_run_is_refused_by_name(changed, now, config, un
         fit(overlay(config, {"name": run.name, "seed": seed}))
 
 
-def _assert_same_histories(run: Run, unharmed: Run) -> None:
+def _assert_same_histories(run, unharmed):
     """Compare steps with their values, once: a kill can come before a logged step is noted."""
     shares = [f"graph/share_kept/{one.path}" for one in REGULARIZERS]
     for name in ("loss/task", "loss/total", *shares):
         assert set(_history(run, name)) == set(_history(unharmed, name)), name
 
 
-def _history(run: Run, metric: str) -> list[tuple[int, float]]:
+def _history(run, metric):
     return [*zip(*run.read_history(metric), strict=True)]
 
 
-def _has_reached(run_directory: Path, steps: tuple[int, ...]) -> bool:
+def _has_reached(run_directory, steps):
     return any((run_directory / f"checkpoint_{step:09d}").exists() for step in steps)
 
 
-def _kill_worker_late(run_directory: Path) -> None:
+def _kill_worker_late(run_directory):
     """Kill the worker amid the third epoch, or before it, if the driver's death came late."""
 
-    def kill() -> bool:
+    def kill():
         return _has_reached(run_directory, THIRD_EPOCH) and kill_train_worker()
 
     wait_until(kill, "no worker to kill")

@@ -1,7 +1,5 @@
 """A whole run on a GPU, and background tasks on the quarter that it leaves."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import ray
@@ -44,14 +42,14 @@ def test_a_background_task_computes_on_the_quarter_that_is_left(cluster, tmp_pat
     (tmp_path / "encoder").mkdir()
 
     class Where:  # travels as a whole
-        def __call__(self, model: Path, folder: Path) -> dict[str, float]:
+        def __call__(self, model, folder):
             import ray
             import torch
 
             ones = torch.ones(3, device="cuda").sum().item()
             return {"gpus": len(ray.get_gpu_ids()), "ones": ones}
 
-        def take(self, result: Path, sources: SamplingSources) -> SamplingSources:
+        def take(self, result, sources):
             return sources
 
     schedule = Schedule(first=1, every=1, num_epochs=9, steps_per_epoch=1, wait=True)

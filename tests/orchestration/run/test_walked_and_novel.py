@@ -3,7 +3,6 @@
 import json
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -12,7 +11,7 @@ import torch
 from short_runs import fit_here
 
 from jobs import evaluate as evaluate_job
-from ramen_ray.config import RunConfig, overlay
+from ramen_ray.config import overlay
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.graph.walk import WalkSettings
 from ramen_ray.method.sampling.batches import SamplingSources
@@ -28,19 +27,18 @@ from ramen_ray.orchestration.run.build import (
     build_sampler,
     encoder_tokenizer,
 )
-from ramen_ray.orchestration.run.fit import TrainResult
 
 NUM_EPOCHS = 4
 ALIKE = 0.9999  # drops all edges but those between equal texts
 REGULARIZERS = [Regularizer(name, side) for name in ("links", "topics") for side in ("query", "ad")]
 
 
-def _rows(dataset: Dataset, table: str) -> list[dict[str, Any]]:
+def _rows(dataset, table):
     return dataset.read(table).to_pylist()
 
 
 @pytest.fixture(scope="module")
-def config(split_path: Path, small_run: RunConfig) -> RunConfig:
+def config(split_path, small_run):
     changes = {
         "dataset": str(split_path),
         "walk.enabled": True,
@@ -57,11 +55,11 @@ def config(split_path: Path, small_run: RunConfig) -> RunConfig:
 
 
 @pytest.fixture(scope="module")
-def trained(cluster: None, config: RunConfig) -> TrainResult:
+def trained(cluster, config):
     """A run in this process, which waits at the ends of epochs until a graph can be taken."""
     graphs = Path(config.output) / "runs" / "walked" / "graphs"
 
-    def wait_for_a_graph(metrics: dict[str, Any]) -> None:
+    def wait_for_a_graph(metrics):
         if metrics["epoch"] > 1 and not any(graphs.glob("step_*")):
             while not any(graphs.glob(f".pending/step_*/*/{REPORT_FILE}")):
                 time.sleep(0.05)

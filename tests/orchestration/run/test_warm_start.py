@@ -11,12 +11,11 @@ import torch
 from short_runs import fit_here
 from stores import choose
 
-from ramen_ray.config import RunConfig, overlay
+from ramen_ray.config import overlay
 from ramen_ray.data.store.dataset import Dataset, write_dataset
 from ramen_ray.errors import UserError
-from ramen_ray.method.model.dual_encoder import DualEncoder, load_model
+from ramen_ray.method.model.dual_encoder import load_model
 from ramen_ray.orchestration.run.directory import RunDirectory, RunError
-from ramen_ray.orchestration.run.fit import TrainResult
 from ramen_ray.orchestration.run.identity import trained_on, training_data
 from ramen_ray.orchestration.run.inputs import note_carried, resolved
 from ramen_ray.presets import with_base
@@ -24,10 +23,9 @@ from ramen_ray.tracking.registry import Registry, uri_of
 
 CHAMPION = "models:/weekly@champion"
 GONE = 6
-LastWeek = tuple[RunConfig, TrainResult]
 
 
-def _week(dataset_path: Path, folder: Path, order: np.ndarray, with_ids: bool = True) -> Path:
+def _week(dataset_path, folder, order, with_ids=True):
     """Write the handmade dataset with these of its ads, in this order, and no graph."""
     handmade = Dataset(dataset_path)
     texts = handmade.read("ads").sort_by("ad_id")["text"].take(pa.array(order))
@@ -46,12 +44,12 @@ def _week(dataset_path: Path, folder: Path, order: np.ndarray, with_ids: bool = 
     return write_dataset(folder, tables, name="weekly").path
 
 
-def _best(result: TrainResult) -> DualEncoder:
+def _best(result):
     return load_model(result.encoder.parent)
 
 
 @pytest.fixture(scope="module")
-def config(small_run: RunConfig) -> RunConfig:
+def config(small_run):
     changes = {
         "regularization.lambda_x": {},
         "regularization.lambda_z": {},
@@ -62,9 +60,7 @@ def config(small_run: RunConfig) -> RunConfig:
 
 
 @pytest.fixture(scope="module")
-def last_week(
-    cluster: None, config: RunConfig, dataset_path: Path, tmp_path_factory: pytest.TempPathFactory
-) -> LastWeek:
+def last_week(cluster, config, dataset_path, tmp_path_factory):
     """A run that is the champion."""
     num_ads = Dataset(dataset_path).num_rows("ads")
     week = _week(dataset_path, tmp_path_factory.mktemp("weeks") / "first", np.arange(num_ads))
@@ -103,8 +99,6 @@ def test_encoder_head_and_classifiers_of_ads_that_stay_go_on(last_week, dataset_
         (str(week.path), week.fingerprint),
     ]
     after, old = _best(result), _best(before)
-    assert old.classifiers is not None
-    assert after.classifiers is not None
     of_those = old.classifiers.vectors[torch.from_numpy(order)]
     torch.testing.assert_close(after.classifiers.vectors, of_those, atol=1e-6, rtol=0)
     torch.testing.assert_close(after.state_dict(), old.state_dict(), atol=1e-6, rtol=0)

@@ -4,10 +4,8 @@ import errno
 import os
 import signal
 import threading
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import psutil
@@ -23,13 +21,11 @@ from ramen_ray.method.distributed import gather_rows, group_of_cpus, world
 from ramen_ray.method.training.step import StepMemoryError
 from ramen_ray.orchestration.cluster.joining import ClusterError
 from ramen_ray.orchestration.run import processes
-from ramen_ray.orchestration.run.processes import EndIfItRecurs, TooManyTexts, WorkerContext
-
-Job = Callable[..., Any]
+from ramen_ray.orchestration.run.processes import EndIfItRecurs, TooManyTexts
 
 
 @pytest.fixture
-def train(cluster: None) -> Job:
+def train(cluster):
     """Let the only worker, of one failure at most, do something else than training."""
     held = WorkersConfig(cpus_per_worker=1, max_failures=1)
     return lambda worker: processes.train_in_one_worker(worker, held)
@@ -37,7 +33,7 @@ def train(cluster: None) -> Job:
 
 @pytest.mark.parametrize("is_killed", [True, False])
 def test_another_worker_goes_on_where_one_died_or_failed(is_killed, train, tmp_path, caplog):
-    def end_once(worker: WorkerContext) -> str:
+    def end_once(worker):
         if not (tmp_path / "begun").exists():
             (tmp_path / "begun").touch()
             if is_killed:
@@ -65,7 +61,7 @@ FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 def test_a_worker_that_fails_as_it_would_again_is_told_in_one_line(
     error, tries, kind, message, train, tmp_path
 ):
-    def fail(worker: WorkerContext) -> None:
+    def fail(worker):
         with (tmp_path / "tries").open("a") as file:
             file.write(".")
         if error is not None:
@@ -82,11 +78,11 @@ def test_a_worker_that_fails_as_it_would_again_is_told_in_one_line(
 def test_ctrl_c_ends_the_worker(train, tmp_path):
     file = tmp_path / "process"
 
-    def never_end(worker: WorkerContext) -> None:
+    def never_end(worker):
         file.write_text(str(os.getpid()))
         threading.Event().wait()
 
-    def interrupt() -> None:
+    def interrupt():
         wait_until(lambda: file.exists() and file.read_text(), "no worker")
         os.kill(os.getpid(), signal.SIGINT)
 
@@ -113,7 +109,7 @@ def test_several_workers_meet_by_the_interface_that_the_driver_names(
     """Ray's processes, started before, do not know it; one group serves all that ask for it."""
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
 
-    def meet(worker: WorkerContext) -> tuple[str | None, int, list[int]]:
+    def meet(worker):
         groups = {group_of_cpus() for _ in range(3)}
         ranks = gather_rows(np.array([world()[0]]))
         return os.environ.get("GLOO_SOCKET_IFNAME"), len(groups), ranks.tolist()
@@ -122,12 +118,12 @@ def test_several_workers_meet_by_the_interface_that_the_driver_names(
     assert processes.train_in_workers(meet, held, tmp_path) == ("lo", 1, [0, 1])
 
 
-def _run(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+def _run(error, monkeypatch):
     class Fails:
-        def __init__(self, *_: object, **__: object) -> None:
+        def __init__(self, *_, **__):
             """Take what Ray Train's trainer takes."""
 
-        def fit(self) -> None:
+        def fit(self):
             raise error
 
     monkeypatch.setattr(processes, "TorchTrainer", Fails)
@@ -175,5 +171,5 @@ def test_ray_train_starts_no_worker_anew_where_it_would_fail_again():
 class _Wrapped(Exception):
     """As Ray Train passes an error on: as the text of its traceback."""
 
-    def __str__(self) -> str:
+    def __str__(self):
         return f"Traceback:\n  in a file\nStepMemoryError: {self.args[0]}\n"

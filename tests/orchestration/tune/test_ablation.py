@@ -5,7 +5,6 @@ import shlex
 import shutil
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 from filelock import FileLock
@@ -14,7 +13,7 @@ from support import ROOT
 
 import jobs.ablate
 from ramen_ray.command_line import parse_with_run_config
-from ramen_ray.config import ConfigError, RunConfig, overlay
+from ramen_ray.config import ConfigError, overlay
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.orchestration.run import inputs
 from ramen_ray.orchestration.run.directory import RunError, open_run_directory
@@ -23,7 +22,6 @@ from ramen_ray.orchestration.run.inputs import check_config
 from ramen_ray.orchestration.tune import finalists
 from ramen_ray.orchestration.tune.ablation import (
     AblationConfig,
-    AblationResult,
     ablate,
     variants_of,
 )
@@ -68,7 +66,7 @@ def test_parts_that_a_configuration_does_not_use_have_no_variant():
 def test_a_verdict_says_which_base_is_best_and_where_the_graph_helps():
     up, level, down = (0.02, 0.01, 0.03), (0.001, -0.01, 0.01), (-0.02, -0.03, -0.01)
 
-    def figures(base: str, **gains: tuple[float, float, float]) -> VariantFigures:
+    def figures(base, **gains):
         named = {"P@1": gains["p"], "R@10": gains["r"]} if gains else {}
         return VariantFigures(base, {}, named, 1.0)
 
@@ -127,7 +125,7 @@ def test_a_dataset_that_changes_between_runs_stops_an_ablation_in_one_line(
     ):
         ablate(own, ABLATION)
 
-    def change_first(*arguments: Any) -> str:
+    def change_first(*arguments):
         shutil.copy(dataset / "queries" / "validation.parquet", dataset / "queries/test.parquet")
         return train_all(*arguments)
 
@@ -141,7 +139,7 @@ def test_a_dataset_that_changes_between_runs_stops_an_ablation_in_one_line(
 
 
 @pytest.fixture(scope="module")
-def first_attempt(cluster: None, config: RunConfig) -> dict[str, int]:
+def first_attempt(cluster, config):
     """When each other run of an ablation with a failed run was finished."""
     taken = overlay(config, {"name": f"parts-{VARIANTS[0]}-seed0", "optimizer.lr": 0.1})
     dataset = Dataset(config.dataset)
@@ -156,11 +154,11 @@ def first_attempt(cluster: None, config: RunConfig) -> dict[str, int]:
 
 
 @pytest.fixture(scope="module")
-def result(first_attempt: dict[str, int], config: RunConfig) -> AblationResult:
+def result(first_attempt, config):
     return ablate(config, ABLATION)
 
 
-def _finished(config: RunConfig) -> dict[str, int]:
+def _finished(config):
     runs = (Path(config.output) / "runs").glob("parts-*/run.json")
     return {run.parent.name: run.stat().st_mtime_ns for run in runs if "finish" in run.read_text()}
 

@@ -1,8 +1,6 @@
 """Which candidate is taken, and whether what is told of it is true."""
 
 import math
-from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,18 +14,16 @@ EVEN = np.arange(NUM_QUERIES) % 2 == 0
 
 
 @pytest.fixture(autouse=True)
-def _few_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+def _few_samples(monkeypatch):
     """Let bootstraps draw a tenth of their samples, which take most of the time."""
     monkeypatch.setattr(comparison, "NUM_SAMPLES", 200)
 
 
-def _runs(*hits: Any) -> list[dict[str, Any]]:
+def _runs(*hits):
     return [{"P@1": (np.array(run, dtype=float), np.ones(NUM_QUERIES))} for run in hits]
 
 
-def _drawn(
-    chances: Mapping[str, float], draw: np.random.Generator, luck: float, num_seeds: int
-) -> dict[str, list[dict[str, Any]]]:
+def _drawn(chances, draw, luck, num_seeds):
     """Draw the hits of candidates, whose chances differ by luck from seed to seed."""
     return {
         name: _runs(
@@ -90,7 +86,7 @@ def test_luck_on_one_half_or_in_one_seed_chooses_nothing(is_by_seed):
 def test_queries_of_the_same_words_are_in_one_half():
     half = half_of_validation(Dataset("datasets/rdocs"), 0)
     texts = Dataset("datasets/rdocs").read("queries/validation").sort_by("query_id")["text"]
-    halves: dict[str, set[bool]] = {}
+    halves = {}
     for text, is_first in zip(texts.to_pylist(), half, strict=True):
         halves.setdefault(text.lower(), set()).add(bool(is_first))
     assert all(len(where) == 1 for where in halves.values())

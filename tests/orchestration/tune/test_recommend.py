@@ -6,10 +6,8 @@ import logging
 import math
 import shlex
 import shutil
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from functools import cache
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +18,6 @@ from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.metrics import comparison
 from ramen_ray.orchestration.run.directory import (
     VALIDATION_ADS_FILE,
-    Identity,
     RunDirectory,
     RunError,
 )
@@ -35,24 +32,22 @@ from ramen_ray.reports.search_report import TrialRecord
 from ramen_ray.tracking.runs import Run, open_run
 
 NUM_VALIDATION = Dataset("datasets/rdocs").num_rows("queries/validation")
-LEVEL = (0.001, -0.01, 0.01)
-BETTER = (0.02, 0.01, 0.03)
 
 
 @pytest.fixture(autouse=True)
-def _few_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+def _few_samples(monkeypatch):
     """Let bootstraps draw a tenth of their samples, which take most of the time."""
     monkeypatch.setattr(comparison, "NUM_SAMPLES", 200)
 
 
-def _search(output: Path, **settings: Any) -> module.Search:
+def _search(output, **settings):
     directory = RunDirectory(output / "search")
     directory.create()
     asked = RecommendConfig(dataset="rdocs", output=str(output), **settings)
     return module.Search(asked, directory, Dataset(asked.dataset))
 
 
-def _finish(run: RunDirectory, p_at_1: float) -> None:
+def _finish(run, p_at_1):
     """Leave what a run does at its end."""
     _leave_checkpoint(run, 20, p_at_1)
     reached = {"P@1": p_at_1, "R@10": p_at_1}
@@ -60,12 +55,12 @@ def _finish(run: RunDirectory, p_at_1: float) -> None:
 
 
 @cache
-def _identity(pretrained: str, dataset: str) -> Identity:
+def _identity(pretrained, dataset):
     """Return what runs that begin with an encoder are made from."""
     return identity_of(RunConfig(encoder=EncoderConfig(pretrained=pretrained)), Dataset(dataset))
 
 
-def _finish_as(run: RunDirectory, config: RunConfig, p_at_1: float) -> None:
+def _finish_as(run, config, p_at_1):
     """Leave what a run of a configuration does at its end, also what it was made from."""
     run.create()
     write_config(config, run.path / "config.json")
@@ -77,14 +72,14 @@ def _finish_as(run: RunDirectory, config: RunConfig, p_at_1: float) -> None:
 def test_candidates_are_the_bases_that_were_the_best_somewhere():
     with (ROOT / "docs" / "evidence" / "regret.csv").open() as file:
         rows = [row for row in csv.DictReader(file) if row["dataset"] not in {"mean", "worst"}]
-    regrets: dict[tuple[str, float], dict[str, float]] = {}
+    regrets = {}
     for row in rows:
         if row["rate"] == "1.0":
             setting = row["base"], float(row["epochs"]) / 20
             regrets.setdefault(setting, {})[row["dataset"]] = float(row["regret"])
-    chosen: list[tuple[str, float]] = []
+    chosen = []
 
-    def left(setting: tuple[str, float]) -> float:
+    def left(setting):
         sets = next(iter(regrets.values()))
         return sum(min(regrets[each][name] for each in [*chosen, setting]) for name in sets)
 
@@ -145,7 +140,7 @@ def test_a_search_takes_the_runs_that_compare_from_the_store(tmp_path):
     assert {config.name for config in again.earlier.values()} == {"trained", "tuned"}
 
 
-def _leave_checkpoint(run: RunDirectory, epoch: int, p_at_1: float) -> None:
+def _leave_checkpoint(run, epoch, p_at_1):
     """Leave what a run does after an epoch."""
     report = {"step": epoch, "epoch": epoch, "score": p_at_1, "trained_seconds": 2.0 * epoch}
     folder = run.path / f"checkpoint_{epoch:09d}"
@@ -169,19 +164,19 @@ def test_what_was_stopped_early_stays_so_and_is_told_by_its_last_epoch(tmp_path)
 class FinishedAtOnce:
     """Trains nothing: a run's chance of a hit is that of its rate, and of the graph."""
 
-    def __init__(self, output: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.trained: list[str] = []
+    def __init__(self, output, monkeypatch):
+        self.trained = []
         self.run = open_run(f"sqlite:///{output}/mlflow.db", "tests", "search", output)
         monkeypatch.setattr(module, "prepared_data", lambda *_: None)
         monkeypatch.setattr(module, "parent_run", self.parent_run)
         monkeypatch.setattr(module, "train_all", self.train_all)
         monkeypatch.setattr(module, "scores_of_run", self.scores)
 
-    def parent_run(self, directory: RunDirectory, *_: Any) -> AbstractContextManager[Run]:
+    def parent_run(self, directory, *_):
         directory.create()
         return nullcontext(self.run)
 
-    def train_all(self, configs: dict[str, RunConfig], *_: Any, **limits: Any) -> str:
+    def train_all(self, configs, *_, **limits):
         assert limits["time_budget_s"] > 0
         for name, config in configs.items():
             self.trained.append(name)
@@ -189,11 +184,11 @@ class FinishedAtOnce:
         return ""
 
     @staticmethod
-    def chance(config: RunConfig) -> float:
+    def chance(config):
         rate = config.optimizer.lr / bag("rdocs").optimizer.lr
         return (0.7 - 0.1 * abs(math.log(rate / 9))) * (0.8 if config.base.kind == "depsl" else 1)
 
-    def scores(self, folder: Path, config: RunConfig, *_: Any) -> dict[str, Any]:
+    def scores(self, folder, config, *_):
         draw = np.random.default_rng(len(folder.name))
         gains = (draw.random(NUM_VALIDATION) < self.chance(config)).astype(float)
         return {metric: (gains, np.ones(NUM_VALIDATION)) for metric in ("P@1", "R@10")}
@@ -221,9 +216,9 @@ def test_a_search_goes_on_near_what_is_better_and_ends_with_further_seeds(
 
 
 def test_encoders_that_are_compared_are_not_taken_for_changed_ones(tmp_path, monkeypatch):
-    expected: list[Identity] = []
+    expected = []
 
-    def train_nothing(*arguments: Any, **limits: Any) -> str:
+    def train_nothing(*arguments, **limits):
         expected.append(arguments[3])
         return ""
 

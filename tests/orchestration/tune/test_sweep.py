@@ -6,14 +6,10 @@ import shlex
 import shutil
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
 
-import mlflow.entities
 import numpy as np
 import pandas as pd
 import pytest
@@ -23,8 +19,6 @@ from filelock import FileLock
 from mlflow.tracking import MlflowClient
 from optuna.samplers import RandomSampler, TPESampler
 from ray import cloudpickle, tune
-from ray.tune import TuneConfig
-from ray.tune.experiment import Trial
 from ray.tune.schedulers import TrialScheduler
 from support import ROOT, node_edges, query_table, run_config_of, text_table, wait_until
 from transformers import BertConfig, BertTokenizer
@@ -32,7 +26,6 @@ from transformers import BertConfig, BertTokenizer
 from jobs import tune as tune_job
 from ramen_ray.config import (
     ConfigError,
-    RunConfig,
     WorkersConfig,
     flatten,
     overlay,
@@ -44,9 +37,9 @@ from ramen_ray.long_work import in_background
 from ramen_ray.orchestration.run.directory import RunDirectory, RunError
 from ramen_ray.orchestration.tune import sweep as sweep_module
 from ramen_ray.orchestration.tune import trials as trials_module
-from ramen_ray.orchestration.tune.draws import Draw, Drawing, TrialSearch, check_space
+from ramen_ray.orchestration.tune.draws import Drawing, TrialSearch, check_space
 from ramen_ray.orchestration.tune.settings import SweepConfig
-from ramen_ray.orchestration.tune.sweep import SweepResult, sweep
+from ramen_ray.orchestration.tune.sweep import sweep
 from ramen_ray.orchestration.tune.trial_log import STOPPED_EARLY, TABLE_FILE, TrialLog, write_trials
 from ramen_ray.orchestration.tune.trials import Halving, num_held
 from ramen_ray.presets import PRESETS, bag, minilm_6, tiny, used_sets, with_base
@@ -59,7 +52,7 @@ from tune_spaces import SPACES
 
 
 @pytest.fixture(scope="module")
-def stand_in(tmp_path_factory) -> Path:
+def stand_in(tmp_path_factory):
     """A dataset that every preset can train on, with a set of each side and the papers' sets."""
     num_queries = max(preset().training.global_batch_size for preset in PRESETS.values())
     tables = {"ads": text_table("ad_id", ["an ad"])}
@@ -74,7 +67,7 @@ def stand_in(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def wide_encoder(tmp_path_factory: pytest.TempPathFactory) -> str:
+def wide_encoder(tmp_path_factory):
     """An encoder of MiniLM's width and layers with few words, whose tokenizer is quick to load."""
     path = tmp_path_factory.mktemp("encoders") / "wide"
     vocabulary = enumerate([*SPECIAL_TOKENS, "a", "an", "query", "ad"])
@@ -122,7 +115,7 @@ def test_trials_explore_the_graph_and_no_two_train_the_same(base, stand_in):
 def test_a_space_without_new_trials_ends_a_sweep(stand_in):
     config = tiny(str(stand_in))
 
-    def space(draw: Draw) -> None:
+    def space(draw):
         draw.choice("walk.enabled", [False, True])
         draw.choice("walk.top_k", [5, 10])
 
@@ -136,10 +129,10 @@ def test_a_space_without_new_trials_ends_a_sweep(stand_in):
 def test_earlier_trials_are_known_and_others_tried_again(stand_in):
     config = tiny(str(stand_in))
 
-    def space(draw: Draw) -> None:
+    def space(draw):
         draw.number("loss.margin", 0.1, 0.5)
 
-    def record(margin: float, end: str, key: str = "loss.margin") -> TrialRecord:
+    def record(margin, end, key="loss.margin"):
         changes = {key: margin}
         value = 1 - abs(margin - 0.2) if end else None
         return TrialRecord(f"{margin}", changes, value, end=end, drawn=changes)
@@ -157,10 +150,10 @@ def test_earlier_trials_are_known_and_others_tried_again(stand_in):
 
 
 def test_spaces_that_do_not_fit_are_refused(stand_in):
-    def check(key: str, *choices: Any) -> None:
+    def check(key, *choices):
         config = overlay(tiny(str(stand_in)), {"encoder.kind": "transformer"})
 
-        def space(draw: Draw) -> None:
+        def space(draw):
             if choices:
                 draw.choice(key, choices)
 
@@ -195,7 +188,7 @@ def test_a_sweep_says_what_each_setting_did(tmp_path):
     trials = []
     key = "regularization.lambda_z.links"
     for number, weight in enumerate([0.0, *np.geomspace(0.01, 1, 30)]):
-        params: dict[str, Any] = {key: float(weight), "loss.margin": draw.uniform(0.1, 0.5)}
+        params = {key: float(weight), "loss.margin": draw.uniform(0.1, 0.5)}
         if not weight:
             params["regularization.lambda_x"] = {}  # as of a trial without a graph
         value = 0.5 + 0.1 * (0.05 < weight < 0.4) + draw.normal(0, 0.002)
@@ -247,7 +240,7 @@ def test_a_command_gives_back_the_configuration(config, changes, words):
     assert overlay(known, idle) == config
 
 
-def margins(draw: Draw) -> None:
+def margins(draw):
     draw.number("loss.margin", 0.1, 0.5)
 
 
@@ -281,7 +274,7 @@ def test_a_sweep_learns_from_one_with_another_metric_or_version_in_no_way(config
     directory.create()
     settings = SETTINGS.model_copy(update={"from_sweep": directory.name})
 
-    def refused(message: str) -> None:
+    def refused(message):
         with pytest.raises(ConfigError, match=f"--from-sweep last-week.*{message}"):
             sweep(overlay(config, {"name": "new"}), settings, margins, training_command)
 
@@ -298,21 +291,21 @@ def test_a_sweep_learns_from_one_with_another_metric_or_version_in_no_way(config
 class Handed:
     """Takes what Tune is handed, and ends as by Ctrl-C."""
 
-    def __init__(self, trainable: Any, tune_config: TuneConfig, **_: Any) -> None:
+    def __init__(self, trainable, tune_config, **_):
         self.on_workers = cloudpickle.dumps(trainable)
-        self.search: Any = tune_config.search_alg
+        self.search = tune_config.search_alg
         self.here = cloudpickle.dumps((self.search, tune_config.scheduler))
 
-    def fit(self) -> None:
+    def fit(self):
         raise KeyboardInterrupt
 
 
 @pytest.fixture
-def without_ray(monkeypatch: pytest.MonkeyPatch) -> list[Handed]:
+def without_ray(monkeypatch):
     """Lets a sweep come as far as Tune; returns what that was handed."""
-    handed: list[Handed] = []
+    handed = []
 
-    def take(*arguments: Any, **settings: Any) -> Handed:
+    def take(*arguments, **settings):
         handed.append(Handed(*arguments, **settings))
         return handed[-1]
 
@@ -343,7 +336,7 @@ def test_a_dataset_that_changes_between_trials_stops_a_sweep_in_one_line(
 ):
     dataset = Path(shutil.copytree(config.dataset, tmp_path / "handmade"))
 
-    def change_first(*_: Any) -> list[TrialRecord]:
+    def change_first(*_):
         shutil.copy(dataset / "queries/validation.parquet", dataset / "queries/test.parquet")
         return []
 
@@ -407,13 +400,11 @@ def test_trials_are_stopped_when_they_lag_behind_but_not_at_their_end(is_later_c
     scheduler = Halving(SHARES[0], spared={"ladder"}, earlier=known if is_later_call else ())
     assert scheduler.set_search_properties("score", "max")
     names = ["poor", "ladder", "late", *(() if is_later_call else dict(course))]
-    trials = {
-        name: cast(Trial, SimpleNamespace(config={"name": name}, trial_id=name)) for name in names
-    }
+    trials = {name: SimpleNamespace(config={"name": name}, trial_id=name) for name in names}
     for trial in trials.values():
         scheduler.on_trial_add(None, trial)
 
-    def reports(name: str, score: float, share: float, is_last: bool = False) -> str:
+    def reports(name, score, share, is_last=False):
         found = {"score": score, "share_done": share, "is_last": is_last}
         return scheduler.on_trial_result(None, trials[name], found)
 
@@ -429,7 +420,7 @@ def test_trials_are_stopped_when_they_lag_behind_but_not_at_their_end(is_later_c
 
 
 def test_a_failing_store_does_not_end_trials(config, monkeypatch, caplog):
-    def fail(*arguments: Any) -> None:
+    def fail(*arguments):
         raise OSError("the store is locked")
 
     monkeypatch.setattr(Run, "log_artifacts", fail)
@@ -448,9 +439,7 @@ def test_a_failing_store_does_not_end_trials(config, monkeypatch, caplog):
     )
     log.setup()
     (log.errors / "7").write_text("a reason")
-    trial: Any = SimpleNamespace(
-        config={"name": "7"}, status="ERROR", run_metadata=SimpleNamespace()
-    )
+    trial = SimpleNamespace(config={"name": "7"}, status="ERROR", run_metadata=SimpleNamespace())
     log.on_trial_error(1, [trial], trial)
     assert "7 is not shown in MLflow yet: the store is locked" in caplog.text
     assert [file.name for file in shown.report.iterdir()] == ["trials.csv"]
@@ -464,15 +453,15 @@ SETTINGS = SweepConfig(
 )
 
 
-def missing_dataset(config: RunConfig) -> str:
+def missing_dataset(config):
     """Return a path where there is no dataset at first."""
     return str(Path(config.output) / "nowhere")
 
 
-def search(config: RunConfig, **changes: Any) -> SweepResult:
+def search(config, **changes):
     """Search a space that gives some trials a missing dataset."""
 
-    def space(draw: Draw) -> None:
+    def space(draw):
         for key in LAMBDAS:
             draw.number(key, 0.01, 1.0, log=True)
         draw.choice("dataset", [config.dataset, missing_dataset(config)])
@@ -482,7 +471,7 @@ def search(config: RunConfig, **changes: Any) -> SweepResult:
 
 
 @pytest.fixture(scope="module")
-def result(cluster: None, config: RunConfig) -> Iterator[SweepResult]:
+def result(cluster, config):
     """The first search, by a process whose MLflow store is not the cluster's."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{config.output}/mine.db")
@@ -499,7 +488,7 @@ def test_a_failing_trial_is_reported_and_the_others_go_on(result, config):
     assert own in [dict(trial.params) for trial in result.trials], "the configuration's own values"
 
 
-def children_of(result: SweepResult) -> list[mlflow.entities.Run]:
+def children_of(result):
     client = MlflowClient(tracking_uri=result.run.uri)
     experiment = client.get_run(result.run.id).info.experiment_id
     of_parent = f"tags.`mlflow.parentRunId` = '{result.run.id}'"
@@ -584,10 +573,10 @@ def test_a_killed_sweep_goes_on_with_the_same_command(
     command = [sys.executable, str(ROOT / "jobs" / "tune.py"), *words]
     search, runs = RunDirectory(tmp_path / "sweeps" / "killed"), tmp_path / "runs"
 
-    def notes() -> dict[str, dict[str, Any]]:
+    def notes():
         return {path.parent.name: json.loads(path.read_text()) for path in runs.glob("*/run.json")}
 
-    def checkpoints_under_way() -> set[str]:
+    def checkpoints_under_way():
         under_way = [name for name, run in notes().items() if not run.get("finished")]
         return {path.name for name in under_way for path in (runs / name).glob("checkpoint_0*")}
 
@@ -600,9 +589,9 @@ def test_a_killed_sweep_goes_on_with_the_same_command(
     before, known = notes(), checkpoints_under_way()
     parent = Run(tracking_uri(tmp_path), search.notes["mlflow_run_id"])
     lost = open_run(parent.uri, config.experiment, "unknown to Tune", tmp_path, parent=parent)
-    seen: set[str] = set()
+    seen = set()
 
-    def watch(ended: threading.Event) -> None:
+    def watch(ended):
         while not ended.wait(0.05):
             seen.update(checkpoints_under_way())
 
@@ -621,5 +610,5 @@ def test_a_killed_sweep_goes_on_with_the_same_command(
     assert notes() == after
 
 
-def _times_of_checkpoints(runs: Path) -> dict[Path, float]:
+def _times_of_checkpoints(runs):
     return {path: path.stat().st_mtime for path in runs.glob("*/checkpoint_0*")}

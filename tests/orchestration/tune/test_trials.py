@@ -2,20 +2,18 @@
 
 import os
 import threading
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from mlflow.tracking import MlflowClient
 from ray import tune
 from ray.tune.schedulers import FIFOScheduler, TrialScheduler
-from support import Ended, kill_process, meanwhile, wait_until
+from support import kill_process, meanwhile, wait_until
 
-from ramen_ray.config import RunConfig, overlay
+from ramen_ray.config import overlay
 from ramen_ray.data.store.dataset import Dataset
-from ramen_ray.orchestration.run.directory import Identity, RunDirectory
-from ramen_ray.orchestration.run.fit import TrainResult, fit
+from ramen_ray.orchestration.run.directory import RunDirectory
+from ramen_ray.orchestration.run.fit import fit
 from ramen_ray.orchestration.run.identity import identity_of
 from ramen_ray.orchestration.run.inputs import is_ready
 from ramen_ray.orchestration.tune.trial_log import TrialLog
@@ -35,29 +33,24 @@ CHANGES = {
 
 
 @pytest.fixture(scope="module")
-def parent(config: RunConfig) -> Run:
+def parent(config):
     output = Path(config.output)
     return open_run(tracking_uri(output), config.experiment, "parent", output)
 
 
-def _named(config: RunConfig, name: str, max_failures: int = 3) -> RunConfig:
+def _named(config, name, max_failures=3):
     return overlay(config, {"name": name, "workers.max_failures": max_failures})
 
 
-def _metrics(config: RunConfig) -> dict[str, Any]:
-    metrics: dict[str, Any] = _directory(config).notes["metrics"]
-    return metrics
-
-
-def _directory(config: RunConfig) -> RunDirectory:
+def _directory(config):
     return RunDirectory.of(config.output, str(config.name))
 
 
-def _expected(config: RunConfig) -> Identity:
+def _expected(config):
     return identity_of(config, Dataset(config.dataset))
 
 
-def _in_trial(config: RunConfig, parent: Run) -> str:
+def _in_trial(config, parent):
     configs = {str(config.name): config}
     log = TrialLog(
         output=config.output,
@@ -68,19 +61,17 @@ def _in_trial(config: RunConfig, parent: Run) -> str:
     return train_all(configs, parent, Path(config.output), _expected(config), log)
 
 
-def _kill_trial() -> bool:
+def _kill_trial():
     """Kill the process of a trial below this process; says whether there was one."""
     return kill_process("ImplicitFunc")
 
 
-def _disturbed(
-    config: RunConfig, kill: Callable[[], bool], job: Callable[[], Ended], is_soon: bool = False
-) -> Ended:
+def _disturbed(config, kill, job, is_soon=False):
     """Do a job, of which a process is killed once the run has one more checkpoint, or as soon."""
     folder = _directory(config).path
     before = {*folder.glob("checkpoint_0*")}
 
-    def disturb() -> None:
+    def disturb():
         if not is_soon:
             wait_until(lambda: {*folder.glob("checkpoint_0*")} - before, "no checkpoint")
         wait_until(kill, "no process to kill")
@@ -96,14 +87,14 @@ def test_a_trial_that_dies_too_often_says_so_and_one_that_may_die_goes_on(config
     _assert_same(_directory(killed).path, unharmed)
 
 
-def _assert_same(run: Path, unharmed: TrainResult) -> None:
+def _assert_same(run, unharmed):
     notes = RunDirectory(run).notes
     assert notes["metrics"] == unharmed.metrics
     left = _left_by(run, Run(unharmed.run.uri, notes["mlflow_run_id"]))
     assert left == _left_by(unharmed.run_directory, unharmed.run)
 
 
-def _left_by(folder: Path, run: Run) -> tuple[set[str], list[set[tuple[int, float]]]]:
+def _left_by(folder, run):
     """Return a run's checkpoints and its points in MLflow, of which a kill can repeat some."""
     kept = {path.name for path in folder.glob("checkpoint_0*")}
     client = MlflowClient(run.uri)
@@ -113,11 +104,11 @@ def _left_by(folder: Path, run: Run) -> tuple[set[str], list[set[tuple[int, floa
 
 def test_a_trial_that_is_stopped_leaves_its_process_to_the_next(config, unharmed, parent, tmp_path):
     class StopsOne(FIFOScheduler):
-        def on_trial_result(self, controller: Any, trial: Any, result: dict[str, Any]) -> str:
+        def on_trial_result(self, controller, trial, result):
             is_one = trial.config["name"] == "stopped"
             return TrialScheduler.STOP if is_one else TrialScheduler.CONTINUE
 
-    def config_of(params: dict[str, Any], name: str) -> RunConfig:
+    def config_of(params, name):
         if name in params.values():  # in the trial's process
             (tmp_path / name).write_text(f"{os.getpid()} {threading.active_count()}")
         return overlay(config, params)
