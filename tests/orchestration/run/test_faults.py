@@ -32,7 +32,8 @@ CHANGES = {
 
 def _kill_task(folder, kind):
     """Kill the process that computes a result of a kind; says whether there was one."""
-    begun = {one.parent.parent.name for one in folder.glob("*/.pending/step_*")}
+    begun = {file.parent.parent.name for file in folder.glob("*/.pending/step_*")}
+    is_training = any(folder.glob("checkpoint_*"))  # its process is idle, and warm, before that
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess):
             name = process.cmdline()[:1]
@@ -41,7 +42,8 @@ def _kill_task(folder, kind):
                 return True
             # A process that has loaded libraries would do the task before one can kill it. While
             # another task is run again, none is killed: it has few tries.
-            if not begun and name == ["ray::IDLE"] and process.memory_info().rss > WARM_BYTES:
+            is_idle = is_training and not begun and name == ["ray::IDLE"]
+            if is_idle and process.memory_info().rss > WARM_BYTES:
                 process.kill()
     return False
 
@@ -51,9 +53,11 @@ def test_killed_background_tasks_change_nothing_where_training_waits(config, unh
     folder = RunDirectory.of(config.output, "tasks-killed").path
 
     def kill():
+        last = time.monotonic() + PATIENCE_S
         for kind in KINDS:
             is_killed = False
             while not is_killed:
+                assert time.monotonic() < last, f"no task has begun to make {kind}"
                 assert not RunDirectory(folder).notes.get("finished"), f"no task has made {kind}"
                 is_killed = _kill_task(folder, kind)
                 time.sleep(0.02)
