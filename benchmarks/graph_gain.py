@@ -21,7 +21,7 @@ import torch
 
 from benchmarks.common import CACHE, finish, options, prepared
 from benchmarks.in_process import first_queries, random_edges, train
-from benchmarks.tables import ByQuery, Found, compared, kept, mean, write
+from benchmarks.tables import ByQuery, Found, compared, kept, kept_file, mean, write
 from experiments.auggt import PropagationSettings, propagate_clicks
 from ramen_ray.bases import Part
 from ramen_ray.config import WITHOUT_GRAPH, RunConfig, flatten, overlay
@@ -30,6 +30,7 @@ from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.metrics.ground_truth import GroundTruth, Propensity, evaluate
 from ramen_ray.method.metrics.ranking import clicks_on, popularity_groups, query_metrics
 from ramen_ray.method.model.dual_encoder import DualEncoder
+from ramen_ray.orchestration.run.build import use_bf16
 from ramen_ray.presets import bag_ramen, base_changes
 
 STORE = CACHE / "graph_gain"
@@ -195,21 +196,38 @@ def main() -> None:
 
 def measured(preset: RunConfig, variant: GraphVariant, seed: int, split: str) -> ByQuery:
     """Return a variant's metrics of a split by query, trained now or earlier."""
+    config = changed(preset, variant, seed)
+    data = dataset_of(config.dataset, config.encoder)
+
+    def measure() -> Found:
+        model = trained(config.model_dump_json(), variant.share, variant.random_edges)
+        model.part = variant.part
+        bf16 = use_bf16(config, model.device)
+        return {"run": measured_by_query(model, data, split, bf16)}, {}
+
+    return kept(STORE, content(config, variant, split), measure)[0]["run"]
+
+
+def is_kept(preset: RunConfig, variant: GraphVariant, seed: int, split: str) -> bool:
+    """Say whether :func:`measured` would train nothing."""
+    return kept_file(STORE, content(changed(preset, variant, seed), variant, split)).exists()
+
+
+def changed(preset: RunConfig, variant: GraphVariant, seed: int) -> RunConfig:
+    """Return the configuration of a variant's run."""
     config = overlay(preset, {**variant.changes, "seed": seed})
     if variant.published:
         config = published_sets(config)
     if variant.propagated:
         config = overlay(config, {"dataset": str(propagated(preset))})
+    return config
+
+
+def content(config: RunConfig, variant: GraphVariant, split: str) -> list[Any]:
+    """Return all that decides what a run is kept as."""
     data = dataset_of(config.dataset, config.encoder)
-    changed = (variant.share, variant.random_edges)
-
-    def measure() -> Found:
-        model = trained(config.model_dump_json(), *changed)
-        model.part = variant.part
-        return {"run": measured_by_query(model, data, split)}, {}
-
-    content = [VERSION, flatten(config), data.path.name, *changed, variant.part, split]
-    return kept(STORE, content, measure)[0]["run"]
+    how = (variant.share, variant.random_edges, variant.part)
+    return [VERSION, flatten(config), data.path.name, *how, split]
 
 
 @lru_cache(maxsize=8)  # rows that follow one another may differ only in what answers
@@ -231,14 +249,16 @@ def propagated(config: RunConfig) -> Path:
     return folder
 
 
-def measured_by_query(model: DualEncoder, data: Prepared, split: str) -> ByQuery:
+def measured_by_query(
+    model: DualEncoder, data: Prepared, split: str, bf16: bool = False
+) -> ByQuery:
     """Measure a model by query: all clicks, by train clicks of the ad, by clicks of the query.
 
     Queries are cut by their number of answers, a third of the clicks each, as the paper's Table 1
     cuts them by traffic; these sets have none but their clicks.
     """
     ground_truth = GroundTruth.from_prepared(data, split, Propensity())
-    topk_ad_ids, _ = evaluate(model, data, split, Propensity())[1]
+    topk_ad_ids, _ = evaluate(model, data, split, Propensity(), bf16)[1]
     found = {name: ground_truth.by_query(topk_ad_ids)[name] for name in OVERALL}
     never = data.train_click_counts == 0
     for name, member in (("clicked ads", ~never), ("never-clicked ads", never)):

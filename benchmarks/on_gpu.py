@@ -46,12 +46,12 @@ def parts(into: Path) -> list[Part]:
         Part(
             "gain_rdocs",
             300,
-            f"{gain} --sets rdocs --preset minilm-6-unidec",
-            f"{gain} --sets rdocs --preset tiny --epochs 1 --seeds 1",
+            f"{gain} --sets rdocs --presets minilm-6-unidec",
+            f"{gain} --sets rdocs --presets tiny --epochs 1 --seeds 1",
         ),
         Part("step", 120, f"{step} --compiled", f"{step} --smoke --rounds 1 --steps 1"),
         Part("profile", 60, f"{step} --rounds 1 --profile", f"{step} --smoke --rounds 1 --profile"),
-        Part("gain_foldoc", 300, f"{gain} --sets foldoc --preset minilm-6-unidec", ""),
+        Part("gain_foldoc", 300, f"{gain} --sets foldoc --presets minilm-6-unidec", ""),
     ]
 
 
