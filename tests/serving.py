@@ -3,7 +3,8 @@
 import json
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from http.client import HTTPConnection
 from pathlib import Path
@@ -12,9 +13,9 @@ from typing import Any
 import psutil
 import pyarrow as pa
 from starlette.applications import Starlette
-from support import PATIENCE_S
+from support import PATIENCE_S, tables_in
 
-from ramen_ray.data.store.dataset import Dataset, write_dataset
+from ramen_ray.data.store.dataset import write_dataset
 from ramen_ray.orchestration.serve.connections import server_of
 
 AS_JSON = {"Content-Type": "application/json"}
@@ -47,6 +48,32 @@ def asked(port: int, path: str, body: Any = None, **headers: str) -> Any:
     return answer.status, answer.headers, json.loads(content) if is_json else content.decode()
 
 
+@contextmanager
+def clients(
+    port: int, body: Any, expected: dict[str, Any], refusals: Collection[int] = ()
+) -> Iterator[list[str]]:
+    """Let four clients ask until the block ends; yields the versions that answered, as expected."""
+    ended = threading.Event()
+    answered = list[str]()
+
+    def ask_on(_: int) -> None:
+        while not ended.is_set():
+            status, headers, content = asked(port, "/invocations", body)
+            if status in refusals:
+                continue
+            assert status == 200, content
+            assert content["predictions"] == expected[headers["X-Model"]]
+            answered.append(headers["X-Model"])
+
+    with ThreadPoolExecutor(4) as pool:
+        asking = pool.map(ask_on, range(4))
+        try:
+            yield answered
+        finally:
+            ended.set()
+        assert len([*asking]) == 4
+
+
 def figures_at(port: int) -> dict[str, float]:
     lines = asked(port, "/metrics")[2].splitlines()
     pairs = [line.rsplit(" ", 1) for line in lines if not line.startswith("#")]
@@ -55,8 +82,7 @@ def figures_at(port: int) -> dict[str, float]:
 
 def with_markets(dataset: Path, folder: Path) -> Path:
     """Copy a dataset, whose ads get a market, but every third; returns where it is."""
-    opened = Dataset(dataset)
-    tables = {name: opened.read(name) for name in opened.tables}
+    tables = tables_in(dataset)
     markets = [("DE", "<b>FR</b>", None)[ad % 3] for ad in range(len(tables["ads"]))]
     tables["ads"] = tables["ads"].append_column("filter_market", pa.array(markets, pa.string()))
     return write_dataset(folder, tables, name=folder.name).path

@@ -206,6 +206,12 @@ def write_frame(frame: pd.DataFrame, file: Path) -> str:
     return str(file)
 
 
+def tables_in(path: Path) -> dict[str, pa.Table]:
+    """Read all tables of a dataset directory, of which another is to be made."""
+    dataset = Dataset(path)
+    return {table: dataset.read(table) for table in dataset.tables}
+
+
 def text_table(id_column: str, texts: Sequence[str]) -> pa.Table:
     """Number ``texts`` from 0."""
     return pa.table({id_column: range(len(texts)), "text": list(texts)})

@@ -2,7 +2,6 @@
 
 import gzip
 import json
-from pathlib import Path
 
 import pytest
 from written_out import clicked_pairs, column_of, edges_of
@@ -65,7 +64,7 @@ def test_diseases_ask_for_signs_and_every_sign_is_an_ad(tmp_path):
     }
 
 
-def _write_model(source: Path, version: str, about: str) -> None:
+def _write_model(source, version, about):
     members = {
         "VpcId": {"shape": "VpcIdentifier", "documentation": "<p>The <b>VPC</b>. It is one.</p>"},
         "Tags": {"shape": "Tag"},
@@ -94,7 +93,8 @@ def test_operations_ask_for_their_fields_and_inner_fields_are_never_clicked(tmp_
     _write_model(tmp_path / "data", "2015-01-01", "Makes")
     _write_model(tmp_path / "data", "2016-11-15", "Creates")
     dataset = build_aws(tmp_path / "data", tmp_path / "made")
-    query, fields = "Creates a VPC.", ("vpc id: The VPC .", "tags")
+    query = "Creates a VPC."
+    fields = ("vpc id: The VPC .", "tags")
     assert clicked_pairs(dataset) == {(query, field) for field in fields}
     assert sorted(column_of(dataset, "ads")) == ["key", "tags", "vpc id: The VPC ."]
     assert edges_of(dataset, "types", "ad") == {

@@ -3,8 +3,6 @@
 import gzip
 import subprocess
 import sys
-from collections.abc import Iterable
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -92,12 +90,12 @@ Package: vim-symbols / Description: text editor (debugging symbols) / Recommends
     )
 )
 
-REFUSED: list[tuple[str, str | None, str]] = [
-    ("vocabulary", None, "vocabulary is missing"),
-    ("Packages", "Package: a\nDescription\n", "line 2: no 'Field: value'"),
-    ("rdocs.tsv", "base\tsort\tSort\n", "line 1: 3 cells between tabs, expected 7"),
+REFUSED = [
+    ("vocabulary", None, "vocabulary"),
+    ("Packages", "Package: a\nDescription\n", "Packages.* line 2"),
+    ("rdocs.tsv", "base\tsort\tSort\n", r"rdocs\.tsv.* line 1"),
 ]
-"""A file of a source, what is written in its place, and what is said."""
+"""A file of a source, what is written in its place, and the place that is named."""
 
 
 # Package, page, title, aliases, see also, links, keywords. "twice" stands for two pages of packages
@@ -121,16 +119,17 @@ TOPICS = [
 ] + [f"filler|f{n}|Filler {n}|f{n}||{'^index' if n < 3 else ''}|" for n in range(44)]
 
 
-def _write_rdocs(folder: Path) -> Path:
+def _write_rdocs(folder):
     folder.mkdir()
     lines = [topic.replace("|", "\t").replace("^", "|") + "\n" for topic in TOPICS]
     (folder / "rdocs.tsv").write_text("".join(lines), encoding="utf-8")
     return folder
 
 
-def _write_foldoc(folder: Path) -> Path:
+def _write_foldoc(folder):
     folder.mkdir()
-    data, index = b"", []
+    data = b""
+    index = []
     for headwords, body in ENTRIES.items():
         entry = f"{headwords}\n\n   {body}\n\n".encode()
         for headword in headwords.split("\n"):
@@ -141,18 +140,18 @@ def _write_foldoc(folder: Path) -> Path:
     return folder
 
 
-def _to_base64(number: int) -> str:
+def _to_base64(number):
     return (_to_base64(number // 64) if number >= 64 else "") + BASE64[number % 64]
 
 
-def _write_debian(folder: Path) -> Path:
+def _write_debian(folder):
     folder.mkdir()
     (folder / "Packages").write_text(PACKAGES, encoding="utf-8")
     (folder / "vocabulary").write_text(VOCABULARY, encoding="utf-8")
     return folder
 
 
-def _names(pairs: Iterable[tuple[str, str]]) -> set[tuple[str, str]]:
+def _names(pairs):
     """Shorten package texts to names; tag texts stay."""
     return {(a.split(": ")[0], b if b[0].isupper() else b.split(": ")[0]) for a, b in pairs}
 
@@ -198,7 +197,8 @@ def test_debian_tables(tmp_path):
     release = "Origin: Debian\nCodename: bookworm\nDate: Sat, 11 Jul 2026 10:16:37 UTC\n"
     (source / "InRelease").write_text(release, encoding="utf-8")
     dataset = build_debian(source, tmp_path / "output")
-    aspell, data = "aspell: spell checker", "vim-data: text editor - data"
+    aspell = "aspell: spell checker"
+    data = "vim-data: text editor - data"
     speller = "speller: other spell checker"
     assert clicks_of(dataset, "train") == {
         "vim: text editor": [aspell, "postie: mail agent", speller, data, "vim-plugin: plugin"],
@@ -258,14 +258,14 @@ def test_rdocs_tables(tmp_path):
     assert sorted(column_of(dataset, "anchors/categories")) == ["base", "manip"]
 
 
-@pytest.mark.parametrize(("file", "content", "message"), REFUSED)
-def test_broken_sources_are_refused_by_file_and_line(file, content, message, tmp_path):
+@pytest.mark.parametrize(("file", "content", "place"), REFUSED)
+def test_broken_sources_are_refused_by_file_and_line(file, content, place, tmp_path):
     is_rdocs = file == "rdocs.tsv"
     source = (_write_rdocs if is_rdocs else _write_debian)(tmp_path / "source")
     (source / file).unlink()
     if content is not None:
         (source / file).write_text(content)
-    with pytest.raises(DatasetError, match=message):
+    with pytest.raises(DatasetError, match=place):
         (build_rdocs if is_rdocs else build_debian)(source, tmp_path / "output")
     assert [path.name for path in tmp_path.iterdir()] == ["source"]
 
@@ -293,10 +293,10 @@ def test_tables_drop_just_the_edges_that_join_a_held_out_click(clicks, anchors, 
     }
     clicked = {ad for ads in clicks.values() for ad in ads}
     train = {query for query, ads in clicks.items() if ads and split_of[query] == "train"}
-    found: dict[str, list[set[tuple[str, str]]]] = {}
+    found = {}
     for name in {table.split("/")[1] for table in tables if table.startswith("anchors/")}:
         anchor_texts = tables[f"anchors/{name}"]["text"].to_pylist()
-        used: set[int] = set()
+        used = set()
         for side, table in (("query", "queries/train"), ("ad", "ads")):
             edges = tables.get(f"edges/{name}/{side}")  # none if it would be empty
             rows = [] if edges is None else edges.to_pylist()
@@ -318,7 +318,8 @@ def test_tables_drop_just_the_edges_that_join_a_held_out_click(clicks, anchors, 
 
 def test_a_recipe_is_one_command(tmp_path):
     """It prints where the result is; one that exists stays as it is: one line, code 2."""
-    source, output = _write_foldoc(tmp_path / "source"), tmp_path / "output"
+    source = _write_foldoc(tmp_path / "source")
+    output = tmp_path / "output"
     command = [sys.executable, "datasets/build/foldoc.py"]
     command += ["--source", str(source), "--output", str(output)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)

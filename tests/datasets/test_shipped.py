@@ -1,9 +1,12 @@
 """Properties of the data sets that the repository ships."""
 
+import re
+
 import pytest
 from support import ROOT
 from written_out import clicked_pairs, column_of, edges_of, pairs_of
 
+from ramen_ray.data.describe.counts import dataset_statistics
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.store.schemas import HELD_OUT_SIDES, SPLITS
 
@@ -11,7 +14,7 @@ HELD_OUT = ("validation", "test")
 
 
 @pytest.fixture(params=["foldoc", "debian", "rdocs"])
-def shipped(request: pytest.FixtureRequest) -> Dataset:
+def shipped(request):
     """A data set of the repository."""
     return Dataset(ROOT / "datasets" / request.param)
 
@@ -26,7 +29,7 @@ def test_shipped_edges_do_not_leak(shipped):
     }
     assert len(held_out) > 1000
 
-    def leaks(edges: set[tuple[str, str]]) -> set[tuple[str, str]]:
+    def leaks(edges):
         folded = {edge: (edge[0].casefold(), edge[1].casefold()) for edge in edges}
         return {edge for edge, pair in folded.items() if {pair, pair[::-1]} & held_out}
 
@@ -63,6 +66,15 @@ def test_shipped_filters_pair_each_held_out_query_that_is_an_ad_with_itself(ship
     pairs = pairs_of(shipped, f"filters/{split}", f"queries/{split}", "ads")
     assert pairs == {(text, text) for text in own}
     assert pairs
+
+
+def test_data_cards_give_the_statistics(shipped):
+    card = (shipped.path / "README.md").read_text(encoding="utf-8")
+    rows = re.findall(r"\| `(\w+)` \| ([\d,.]+) \|", card)
+    statistics = dataset_statistics(shipped)
+    assert len(rows) >= 8
+    for key, value in rows:
+        assert float(value.replace(",", "")) == pytest.approx(statistics[key], abs=0.005)
 
 
 def test_shipped_tables_are_whole_dense_and_small(shipped):

@@ -7,19 +7,18 @@ from support import ROOT, errors_in
 
 import shop
 import shop_shown
-from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.tables.clicks.import_tables import import_tables
 from ramen_ray.data.tables.clicks.settings import Columns, UserTables
 
 SHOP = ROOT / "datasets" / "shop"
 
 
-def _rows(week: int, table: str) -> list[dict[str, str]]:
+def _rows(week, table):
     with (SHOP / f"week_{week}" / f"{table}.csv").open() as file:
         return list(csv.DictReader(file))
 
 
-def _ads(week: int, table: str = "catalogue") -> set[str]:
+def _ads(week, table="catalogue"):
     return {row["ad_id"] for row in _rows(week, table)}
 
 
@@ -42,7 +41,7 @@ def test_a_week_is_a_dataset_without_faults(week, tmp_path):
         ad_edges={"categories": str(folder / "catalogue.csv")},
         columns=columns,
     )
-    dataset: Dataset = import_tables(tables, tmp_path / "week")
+    dataset = import_tables(tables, tmp_path / "week")
     assert errors_in(dataset) == []
     assert dataset.num_rows("ads") == len(_ads(week))
 
@@ -51,10 +50,11 @@ def test_what_is_shown_and_clicked_is_drawn_of_what_answers_and_what_attracts(tm
     drawn = shop_shown.ShownShop(searches=400)
     assert drawn.log == shop_shown.ShownShop(searches=400).log
     views = [0] * 10
-    clicks: dict[tuple[bool, bool], list[int]] = {}
+    clicks = {}
     for (query, number, position), seen in drawn.log.items():
         views[position - 1] += seen
-        product, clicked = drawn.catalogue[number], drawn.clicks[query, number, position]
+        product = drawn.catalogue[number]
+        clicked = drawn.clicks[query, number, position]
         assert 0 <= clicked <= seen
         is_bait = product.title.endswith(shop_shown.BAIT)
         is_bad = shop_shown.grade_of(drawn.needs[query], product) < 0.5

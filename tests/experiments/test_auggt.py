@@ -12,13 +12,13 @@ from support import errors_in
 from written_out import plain
 
 from experiments.auggt import PropagationSettings, propagate_clicks
-from ramen_ray.data.store.dataset import Dataset, DatasetError
+from ramen_ray.data.store.dataset import DatasetError
 from ramen_ray.data.store.schemas import SIDES
 
 
-def _scores(parent: Dataset, settings: PropagationSettings) -> Counter[tuple[int, int]]:
+def _scores(parent, settings):
     """The score of every query and ad, by loops over pairs of edges."""
-    scores = Counter[tuple[int, int]]()
+    scores = Counter()
     clicks = [
         (row["query_id"], ad) for row in rows_in(parent, "queries/train") for ad in row["ad_ids"]
     ]
@@ -65,7 +65,7 @@ def test_clicks_are_added_as_plain_loops_add_them(dataset_seed, weighted, chosen
         output = Path(folder) / "output"
         if not any(candidates.values()):
             event("nothing to add")
-            with pytest.raises(DatasetError, match="shares an anchor"):
+            with pytest.raises(DatasetError):
                 propagate_clicks(parent, output, chosen)
             assert [path.name for path in Path(folder).iterdir()] == ["parent"]
             return

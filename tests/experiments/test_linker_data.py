@@ -1,16 +1,15 @@
 """The data of a linker: edges become clicks, whichever queries are held out."""
 
-from support import node_edges
+from support import node_edges, tables_in
 from written_out import clicked_pairs, edges_of
 
 from experiments.oak.linker_data import make_link_dataset
-from ramen_ray.data.store.dataset import Dataset, write_dataset
+from ramen_ray.data.store.dataset import write_dataset
 from ramen_ray.data.store.schemas import SPLITS
 
 
 def test_a_link_dataset_has_the_edges_as_clicks(dataset_path, tmp_path):
-    handmade = Dataset(dataset_path)
-    tables = {table: handmade.read(table) for table in handmade.tables}
+    tables = tables_in(dataset_path)
     for split in ("validation", "test"):
         own = [[] if query % 4 == 1 else [query, query + 6] for query in range(12)]
         tables[f"edges/links/{split}_query"] = node_edges("query_id", own)

@@ -1,7 +1,5 @@
 """Names in texts, and the bad match rate, against plain loops."""
 
-from pathlib import Path
-
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -9,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support import write_rows
 
-from experiments.names import NameList, bad_match_rates, read_names
+from experiments.names import bad_match_rates, read_names
 from ramen_ray.data.store.dataset import DatasetError
 
 
-def _read(folder: Path, columns: str, *names: tuple[str, ...]) -> NameList:
+def _read(folder, columns, *names):
     return read_names(write_rows(folder / "names.csv", columns, names))
 
 
@@ -43,10 +41,10 @@ def test_bad_match_rates_are_what_plain_loops_count(tmp_path_factory, prediction
     columns = dict(zip(("query", "ad", "rank"), zip(*rows, strict=True), strict=True))
     rates = bad_match_rates(names, pa.table({name: list(cells) for name, cells in columns.items()}))
 
-    def of_kinds(text: str, kinds: list[str]) -> set[str]:
+    def of_kinds(text, kinds):
         return {word for word in text.split() if KIND_OF.get(word) in kinds}
 
-    def is_bad(query: str, ad: str, kind: str) -> bool:
+    def is_bad(query, ad, kind):
         in_query, in_ad = of_kinds(query, [kind]), of_kinds(ad, [kind])
         return bool(in_query and in_ad) and not in_query & in_ad
 

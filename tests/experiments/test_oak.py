@@ -1,7 +1,6 @@
 """OAK as a part of the step: what it moves, and planted data that only it can learn."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -24,7 +23,6 @@ from experiments.oak.method import (
     oak_part,
 )
 from ramen_ray.config import EncoderConfig, RunConfig, overlay
-from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset, write_dataset
 from ramen_ray.method.metrics.ground_truth import Propensity, evaluate
 from ramen_ray.method.model.pretrained import load_tokenizer
@@ -36,7 +34,7 @@ CHANGES = {"training.epochs": 3, "training.global_batch_size": 8, "optimizer.lr"
 
 
 @pytest.fixture(scope="module")
-def config(encoder_path: Path) -> RunConfig:
+def config(encoder_path):
     encoder = EncoderConfig(kind="bag", pretrained=str(encoder_path))
     return overlay(RunConfig(encoder=encoder), CHANGES)
 
@@ -44,14 +42,14 @@ def config(encoder_path: Path) -> RunConfig:
 class Run(ConfiguredRun):
     """A run in this process: of OAK, or of its base."""
 
-    def __init__(self, config: RunConfig, data: Prepared, oak: OakSettings | None = OAK) -> None:
+    def __init__(self, config, data, oak=OAK):
         super().__init__(config, data)
         if oak is not None:
             self.objective = oak_objective(config, oak)
             self.part = oak_part(config, oak, data, self.model, self.sampler)
             self.state.parts = [self.part]
 
-    def metrics(self, split: str, links: np.ndarray) -> dict[str, float]:
+    def metrics(self, split, links):
         answering = AugmentedQueries(self.model, self.part.augmentation, links)
         return evaluate(answering, self.data, split, Propensity())[0]
 
@@ -71,7 +69,7 @@ def test_the_term_of_the_encoder_alone_is_the_base(config, prepared_bag):
 
 
 @pytest.fixture(scope="module")
-def planted(encoder_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Prepared:
+def planted(encoder_path, tmp_path_factory):
     """Queries of random words, whose one anchor alone says which ad they led to."""
     draw = np.random.default_rng(0)
     vocabulary = load_tokenizer(str(encoder_path)).get_vocab()
@@ -108,7 +106,7 @@ def test_planted_anchors_decide_the_ad(config, planted):
     assert held_out_links(dataset, ["links"], "zero_shot") is None
 
 
-def _by_loops(plain: np.ndarray, enriched: np.ndarray, clicked: np.ndarray, margin: float) -> list:
+def _by_loops(plain, enriched, clicked, margin):
     losses = []
     for row in range(len(plain)):
         hinges = []

@@ -3,21 +3,21 @@
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional
 
-from experiments.oak.augmentation import Augmentation, Combiner, Pooling
+from experiments.oak.augmentation import Augmentation, Combiner
 from ramen_ray.method.model.heads import Classifiers
 
 DIM, NUM_ANCHORS = 6, 9
 LINKS = np.array([[3, 0, -1, -1], [-1, -1, -1, -1], [8, 2, 5, 0], [4, -1, -1, -1]])
 
 
-def _normal(*shape: int, seed: int) -> Tensor:
+def _normal(*shape, seed):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def _augmentation(pooling: Pooling) -> Augmentation:
+def _augmentation(pooling):
     """Build one whose maps, biases and norm are anything, as after training."""
     combiner = Combiner(DIM, pooling)
     with torch.no_grad():
@@ -27,7 +27,7 @@ def _augmentation(pooling: Pooling) -> Augmentation:
     return Augmentation(combiner.eval(), bank)
 
 
-def _map(module: nn.Module, vector: Tensor) -> Tensor:
+def _map(module, vector):
     """Apply a map whose weights are divided by their norm as torch's own layer finds it."""
     plain = nn.Linear(DIM, DIM)
     normed = nn.utils.spectral_norm(plain).eval()

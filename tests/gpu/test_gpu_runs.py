@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -47,7 +46,7 @@ def test_an_interrupted_run_goes_on_to_the_same_numbers(
     )
     output = Path(config.output)
 
-    def run(name: str, on_report: Any) -> dict[str, Any]:
+    def run(name, on_report):
         tracked = open_run(tracking_uri(output), config.experiment, name, output)
         folder = tmp_path / name
         folder.mkdir(exist_ok=True)
@@ -56,7 +55,7 @@ def test_an_interrupted_run_goes_on_to_the_same_numbers(
         task = WorkerTask(config, data.path, edges, folder, tracked, made_from)
         return task.train(replace(only_worker(on_report), device=torch.device(DEVICE))).metrics
 
-    devices = set[torch.device]()
+    devices = set()
     monkeypatch.setattr(step, "encode", _noting_devices(step.encode, devices))
     unharmed = run("unharmed", lambda metrics: None)
     with pytest.raises(_Interrupted):
@@ -71,16 +70,16 @@ class _Interrupted(Exception):
     pass
 
 
-def _interrupt_at_step(number: int) -> Any:
-    def on_report(metrics: dict[str, Any]) -> None:
+def _interrupt_at_step(number):
+    def on_report(metrics):
         if metrics["step"] == number:
             raise _Interrupted
 
     return on_report
 
 
-def _noting_devices(encode: Any, devices: set[torch.device]) -> Any:
-    def noting(*arguments: Any, **options: Any) -> Any:
+def _noting_devices(encode, devices):
+    def noting(*arguments, **options):
         encoded = encode(*arguments, **options)
         devices.add(encoded.embeddings_UD.device)
         return encoded

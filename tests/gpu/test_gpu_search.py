@@ -1,7 +1,5 @@
 """Search on a GPU finds what a CPU finds."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -18,14 +16,14 @@ K = 100
 WITHIN = 1e-5  # of a score in float64; TF32 is off by up to 1e-3
 
 
-def _by_faiss(ads: np.ndarray) -> Any:
+def _by_faiss(ads):
     faiss = pytest.importorskip("faiss", reason="there is no faiss here")
     if faiss.get_num_gpus() == 0:
         pytest.skip("the faiss that is installed knows no GPU")
     return build_index(ads, gpu=0)
 
 
-def _by_torch(ads: np.ndarray) -> Any:
+def _by_torch(ads):
     return TorchIndex(ads, torch.device("cuda:0"))
 
 

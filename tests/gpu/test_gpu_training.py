@@ -3,9 +3,7 @@
 import gc
 import warnings
 from collections import Counter
-from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +12,6 @@ from support import ROOT, prepare_in_process
 from torch import distributed, nn
 
 from ramen_ray.data.arrays import map_array
-from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.metrics.ground_truth import Propensity, evaluate
 from ramen_ray.method.model.dual_encoder import DualEncoder
@@ -35,8 +32,6 @@ from ramen_ray.method.objectives.terms import (
 from ramen_ray.method.retrieval.shortlists import write_shortlists
 from ramen_ray.method.sampling.batches import Sampler, SamplingSources
 from ramen_ray.method.sampling.curriculum import ClusterSchedule, Curriculum
-from ramen_ray.method.sampling.encoded import StepPart
-from ramen_ray.method.sampling.step_inputs import StepInputs
 from ramen_ray.method.sampling.training_data import TrainingData
 from ramen_ray.method.training.classifier_training import ClassifierPart, ClassifierTraining
 from ramen_ray.method.training.state import TrainState, build_optimizer, build_schedule
@@ -61,12 +56,12 @@ SPECIAL_TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
 
 @pytest.fixture(scope="session")
-def word_encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def word_encoder(tmp_path_factory):
     """A random two-layer BERT over foldoc's words, as transformers saves it."""
     from transformers import BertConfig, BertModel, BertTokenizer
 
     dataset = Dataset(ROOT / "datasets" / "foldoc")
-    words: Counter[str] = Counter()
+    words = Counter()
     for table in ("queries/train", "ads", "anchors/links", "anchors/categories"):
         for text in dataset.read(table)["text"].to_pylist():
             words.update(text.lower().split())
@@ -92,7 +87,7 @@ def word_encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def foldoc(word_encoder: Path, tmp_path_factory: pytest.TempPathFactory) -> Prepared:
+def foldoc(word_encoder, tmp_path_factory):
     """The dictionary, prepared for this encoder."""
     folder = tmp_path_factory.mktemp("prepared") / "foldoc"
     dataset = Dataset(ROOT / "datasets" / "foldoc")
@@ -106,10 +101,9 @@ class Run:
     adaptive λ, and a curriculum.
     """
 
-    def __init__(
-        self, data: Prepared, encoder: Path, device: str, total_steps: int, has_all: bool = False
-    ) -> None:
-        self.data, self.objective = data, WITH_ALL if has_all else OBJECTIVE
+    def __init__(self, data, encoder, device, total_steps, has_all=False):
+        self.data = data
+        self.objective = WITH_ALL if has_all else OBJECTIVE
         self.model = DualEncoder(build_transformer(str(encoder))).to(device)
         keep_tokens(self.model.encoder, data.occurring_tokens)
         training_data = TrainingData.from_prepared(data, OBJECTIVE.regularizers)
@@ -121,8 +115,9 @@ class Run:
         self.state = TrainState(self.model, optimizer, schedule, sources, parts=parts)
         self.state.prepare_next_steps()
 
-    def _parts(self, total_steps: int) -> list[StepPart]:
-        model, ads = self.model, np.arange(len(self.data.ads))
+    def _parts(self, total_steps):
+        model = self.model
+        ads = np.arange(len(self.data.ads))
         model.classifier_head = Head.orthogonal(model.encoder.width, 64, False, 1).to(model.device)
         vectors = torch.from_numpy(model.classifier_vectors(self.data.ads, ads)).to(model.device)
         classifiers = Classifiers(vectors, 0, np.ones(len(ads), dtype=bool))
@@ -134,23 +129,24 @@ class Run:
             Curriculum(clusters, self.sampler, model.encoder.dim, model.device),
         ]
 
-    def inputs(self, steps: range) -> Iterator[StepInputs]:
+    def inputs(self, steps):
         """Make what some steps compute on."""
-        state, device = self.state, self.model.device
+        state = self.state
+        device = self.model.device
         return step_inputs(self.sampler, state.sources, self.objective, steps, device, state.parts)
 
-    def train(self, stop: int, use_bf16: bool = False) -> np.ndarray:
+    def train(self, stop, use_bf16=False):
         """Train up to a step; returns the losses (steps, terms)."""
         steps = train_steps(self.state, self.sampler, self.objective, stop, use_bf16=use_bf16)
         return global_losses(list(steps))
 
-    def metrics(self, use_bf16: bool = False) -> dict[str, float]:
+    def metrics(self, use_bf16=False):
         """Evaluate on the validation split."""
         return evaluate(self.model, self.data, "validation", Propensity(), use_bf16)[0]
 
 
 @pytest.fixture
-def exact_products() -> Iterator[None]:
+def exact_products():
     """Multiply float32 matrices without TF32."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
@@ -182,7 +178,7 @@ def test_inputs_are_in_page_locked_memory(foldoc, word_encoder):
         assert all(made.is_pinned() for made in _tensors(inputs))
 
 
-def _tensors(inputs: StepInputs) -> list[torch.Tensor]:
+def _tensors(inputs):
     """Return all that is copied to the GPU besides tokens."""
     tensors = [inputs.queries]
     for one in (inputs.task, *inputs.regularizers.values()):
@@ -235,7 +231,7 @@ def test_memory_of_a_step_is_that_of_weights_moments_and_states(foldoc, word_enc
     assert peak <= _bound(run.model, max(padded), max(texts), max(masks))
 
 
-def _bound(model: DualEncoder, tokens: int, texts: int, similarities: int) -> float:
+def _bound(model, tokens, texts, similarities):
     """Return the bytes that a step needs, with a quarter to spare.
 
     Weights, gradients and two moments in float32, and the weights in bfloat16; what a layer keeps

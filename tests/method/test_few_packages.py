@@ -39,9 +39,10 @@ train(*map(Path, arguments))
 """
 
 
-def train(encoder: Path, prepared: Path, shortlists: Path) -> None:
+def train(encoder, prepared, shortlists):
     """Train six steps, the last three with hard negatives, and evaluate."""
-    data, model = Prepared(prepared), DualEncoder(build_bag(str(encoder)))
+    data = Prepared(prepared)
+    model = DualEncoder(build_bag(str(encoder)))
     objective = ramen_objective(TripletLoss(0.3, 4), {"links": 0.3}, {"links": 0.3})
     training_data = TrainingData.from_prepared(data, objective.regularizers)
     sampler = Sampler(training_data, 16, seed=3, num_hard_negatives=2)
@@ -58,7 +59,8 @@ def train(encoder: Path, prepared: Path, shortlists: Path) -> None:
 @pytest.mark.slow
 def test_a_model_is_trained_and_evaluated_without_them(prepared_bag, encoder_path, tmp_path):
     """To the same numbers: test_search compares what is in place of faiss."""
-    folder, file = Path(__file__).parent, tmp_path / "shortlists.npy"
+    folder = Path(__file__).parent
+    file = tmp_path / "shortlists.npy"
     arguments = [json.dumps(ABSENT), *map(str, (folder, encoder_path, prepared_bag.path, file))]
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT, *arguments], capture_output=True, text=True, check=False

@@ -1,7 +1,5 @@
 """Texts embedded in tasks, as on GPUs."""
 
-from typing import Any
-
 import numpy as np
 from support import MAX_LENGTH
 
@@ -16,9 +14,9 @@ def test_there_are_as_many_tasks_as_gpus_are_free(
     table = embed.TableRows(prepared_bag.path / "tokens" / "ads", range(5), "ads")
     model = DualEncoder(build_bag(str(encoder_path)))
     model.save(tmp_path / "model", MAX_LENGTH)
-    begun: list[int] = []
+    begun = []
 
-    def in_tasks(tasks: list[Any], *_: Any) -> None:
+    def in_tasks(tasks, *_):
         begun.append(len(tasks))
         for task in tasks:
             task()

@@ -1,23 +1,20 @@
 """Ads in shards that actors hold: a search of all, and what is made with it."""
 
-from pathlib import Path
-
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import ray
 from ray.util.placement_group import placement_group
-from support import NUM_CPUS, best_by_a_sort
+from support import NUM_CPUS, best_by_a_sort, tables_in
 
 from ramen_ray.config import overlay, write_config
 from ramen_ray.data.arrays import map_array
-from ramen_ray.data.store.dataset import Dataset, DatasetError, write_dataset
+from ramen_ray.data.store.dataset import DatasetError, write_dataset
 from ramen_ray.data.store.schemas import JUDGEMENTS
 from ramen_ray.method.model.dual_encoder import DualEncoder
 from ramen_ray.method.model.encoder import build_bag
 from ramen_ray.method.retrieval import shards
-from ramen_ray.method.retrieval.search import TopK
 from ramen_ray.method.retrieval.shards import embedded_shards
 from ramen_ray.method.retrieval.shortlists import write_shortlists
 from ramen_ray.orchestration.background.from_checkpoints import (
@@ -34,14 +31,14 @@ K = 30
 
 
 @pytest.fixture
-def few_ads(monkeypatch: pytest.MonkeyPatch) -> float:
+def few_ads(monkeypatch):
     """Let shards have 16 ads; returns the size to ask for."""
     monkeypatch.setattr(shards, "ADS_PER_PRODUCT", 16)
     return 1e-9
 
 
 @pytest.fixture
-def embeddings(tmp_path: Path) -> tuple[np.ndarray, np.ndarray]:
+def embeddings(tmp_path):
     """2,500 queries and 3,000 ads of small whole numbers, so that many are equal, in a file."""
     draw = np.random.default_rng(3)
     queries, ads = (draw.integers(-2, 3, (rows, 12)).astype(np.float32) for rows in (2500, 3000))
@@ -49,7 +46,7 @@ def embeddings(tmp_path: Path) -> tuple[np.ndarray, np.ndarray]:
     return queries, ads
 
 
-def _searched(tmp_path: Path, num_threads: int = 1) -> TopK:
+def _searched(tmp_path, num_threads=1):
     three = embedded_shards(tmp_path / "embeddings.npy", 2500, 1e-6)
     assert len(three) == 3
     blocks = search_shards(three, tmp_path / "embeddings.npy", 2500, K, num_threads)
@@ -90,14 +87,14 @@ def test_a_checkpoint_is_evaluated_in_shards_as_without(
 def test_judgements_of_the_sources_that_are_asked_for_measure_a_checkpoint(
     cluster, small_run, dataset_path, encoder_path, tmp_path
 ):
-    parent, pairs = Dataset(dataset_path), [(query, ad) for query in range(12) for ad in range(40)]
+    pairs = [(query, ad) for query in range(12) for ad in range(40)]
     grades = {"human": [(query + ad) % 3 / 2 for query, ad in pairs], "teacher": [0.0] * 480}
     rows = [
         (*pair, by, grade)
         for by, of_source in grades.items()
         for pair, grade in zip(pairs, of_source, strict=True)
     ]
-    tables = {table: parent.read(table) for table in parent.tables}
+    tables = tables_in(dataset_path)
     tables["judged/test"] = pa.table([*zip(*rows, strict=True)], JUDGEMENTS.names)
     dataset = str(write_dataset(tmp_path / "judged", tables, name="judged").path)
     DualEncoder(build_bag(str(encoder_path))).save(tmp_path / "model", 16)
@@ -118,7 +115,8 @@ def test_judgements_of_the_sources_that_are_asked_for_measure_a_checkpoint(
 def test_shortlists_of_shards_are_those_of_all_ads(
     cluster, prepared_bag, encoder_path, few_ads, tmp_path
 ):
-    model, made = DualEncoder(build_bag(str(encoder_path))), tmp_path / "made"
+    model = DualEncoder(build_bag(str(encoder_path)))
+    made = tmp_path / "made"
     model.save(tmp_path / "model", 16)
     made.mkdir()
     mining = ShortlistMining(prepared_bag.path, 12, False, 1, gb_per_shard=few_ads)

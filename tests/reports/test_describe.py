@@ -4,7 +4,6 @@ import re
 from collections import Counter
 from fractions import Fraction
 from html import unescape
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -18,14 +17,14 @@ from jobs import describe as job
 from jobs import validate as validating
 from ramen_ray.data.store.dataset import Dataset, write_dataset
 from ramen_ray.data.store.schemas import SPLITS
-from ramen_ray.reports.description import Description, describe
+from ramen_ray.reports.description import describe
 from ramen_ray.reports.pages import write_page
 
 QUANTILES = ("0.5", "0.9", "0.99", "1")
 MAX_LENGTH = 5
 
 
-def _quantiles_by_counting(values: list[int]) -> list[str]:
+def _quantiles_by_counting(values):
     """The smallest value that at least a fraction q of the values does not exceed."""
     return [
         f"{min(v for v in values if sum(w <= v for w in values) >= Fraction(q) * len(values)):,}"
@@ -33,13 +32,13 @@ def _quantiles_by_counting(values: list[int]) -> list[str]:
     ]
 
 
-def _row(title: str, values: list[bool]) -> list[str]:
+def _row(title, values):
     whole = len(values)
     part = sum(values)
     return [title, str(part), str(whole), f"{part / whole if whole else 0:.1%}"]
 
 
-def _by_loops(dataset: Dataset) -> tuple[list[list[str]], list[list[str]]]:
+def _by_loops(dataset):
     """The rows of what is without clicks or edges, and of the distributions."""
     clicks = {split: dataset.read(f"queries/{split}")["ad_ids"].to_pylist() for split in SPLITS}
     num_nodes = {"query": len(clicks["train"]), "ad": dataset.num_rows("ads")}
@@ -52,9 +51,9 @@ def _by_loops(dataset: Dataset) -> tuple[list[list[str]], list[list[str]]]:
     for words, wanted in (("without a train click", 0), ("with exactly one train click", 1)):
         of_test = [train[ad] == wanted for ad in tested]
         without.append(_row(f"test clicks on ads {words}", of_test))
-    degrees: dict[str, dict[str, list[int]]] = {}
+    degrees = {}
     for name in dataset.anchor_sets:
-        of_anchor: Counter[int] = Counter()
+        of_anchor = Counter()
         degrees[name] = {}
         for side, count in num_nodes.items():
             table = f"edges/{name}/{side}"
@@ -65,7 +64,7 @@ def _by_loops(dataset: Dataset) -> tuple[list[list[str]], list[list[str]]]:
         anchors = range(dataset.num_rows(f"anchors/{name}"))
         degrees[name]["anchor"] = [of_anchor[anchor] for anchor in anchors]
     named = {"query": "train queries", "ad": "ads"}
-    bare: dict[str, list[int]] = {}
+    bare = {}
     for side, what in named.items() if degrees else ():
         every = zip(*(of_set[side] for of_set in degrees.values()), strict=True)
         bare[f"{what} without any edge"] = [sum(of_node) for of_node in every]
@@ -84,7 +83,7 @@ def _by_loops(dataset: Dataset) -> tuple[list[list[str]], list[list[str]]]:
     return without, distributed
 
 
-def _tokens_by_loops(dataset: Dataset, encoder: Path, max_length: int) -> list[list[str]]:
+def _tokens_by_loops(dataset, encoder, max_length):
     tokenizer = AutoTokenizer.from_pretrained(encoder)
     rows = []
     texts = [f"queries/{split}" for split in SPLITS] + ["ads"]
@@ -104,18 +103,18 @@ def _tokens_by_loops(dataset: Dataset, encoder: Path, max_length: int) -> list[l
     return rows
 
 
-def _subsets(count: int, min_size: int = 0) -> st.SearchStrategy[list[int]]:
+def _subsets(count, min_size=0):
     return st.lists(st.integers(0, count - 1), min_size=min_size, max_size=4, unique=True)
 
 
 @st.composite
-def tiny_tables(draw: st.DrawFn) -> dict[str, pa.Table]:
+def tiny_tables(draw):
     """Tables of a few rows: up to two anchor sets, with edges on one side or on both."""
     num_ads = draw(st.integers(1, 5))
     words = st.lists(st.sampled_from(["robin", "old", "rare", "unseen"]), min_size=1, max_size=8)
     text = words.map(" ".join)
 
-    def texts(column: str, count: int) -> pa.Table:
+    def texts(column, count):
         return text_table(column, draw(st.lists(text, min_size=count, max_size=count)))
 
     tables = {"ads": texts("ad_id", num_ads)}
@@ -138,11 +137,11 @@ def tiny_tables(draw: st.DrawFn) -> dict[str, pa.Table]:
 
 
 @pytest.fixture(scope="module")
-def description(dataset_path: Path, encoder_path: Path) -> Description:
+def description(dataset_path, encoder_path):
     return describe(Dataset(dataset_path), str(encoder_path), MAX_LENGTH)
 
 
-def _rows_of(description: Description, title: str) -> list[list[str]]:
+def _rows_of(description, title):
     (table,) = (table for table in description.tables if table.title == title)
     return [list(row) for row in table.rows]
 

@@ -1,6 +1,5 @@
 """The page of predictions, against what is counted by hand."""
 
-import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -15,7 +14,7 @@ KINDS = {"wren": "bird", "heron": "bird", "ketch": "boat", "waltz": "dance", "ma
 ADS = list(KINDS)
 
 
-def _table(shown: dict[str, list[str]]) -> pa.Table:
+def _table(shown):
     rows = [
         {
             "query_id": f"q-{query}",
@@ -38,7 +37,7 @@ def _table(shown: dict[str, list[str]]) -> pa.Table:
     return pa.Table.from_pylist(rows, predictions_schema(["ad_id", "text", "filter_kind"]))
 
 
-def _found(shown: dict[str, list[str]]) -> pd.DataFrame:
+def _found(shown):
     return _table(shown).to_pandas()
 
 
@@ -51,7 +50,8 @@ def test_the_worst_queries_and_the_most_harmful_ads_are_first(tmp_path):
     }
     file = tmp_path / "page.html"
     write_predictions_page(file, "mine", _found(shown))
-    page, tables = file.read_text(encoding="utf-8"), tables_of_page(file)
+    page = file.read_text(encoding="utf-8")
+    tables = tables_of_page(file)
     assert tables["Worst queries"] == [
         ["<b>", "waltz", "maple; wren", "no", "0 of 1"],
         ["robin", "wren; heron", "maple; ✓ heron", "no", "1 of 2"],
@@ -110,5 +110,5 @@ def test_other_files_are_refused(content, tmp_path):
         pq.write_table(pa.table({"rank": [1], "ad": ["x"]}), file)
     else:
         file.write_bytes(content)
-    with pytest.raises(UserError, match=r"some\.parquet has no predictions of jobs/evaluate\.py"):
+    with pytest.raises(UserError, match=r"some\.parquet"):
         read_predictions(file)

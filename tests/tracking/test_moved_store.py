@@ -1,14 +1,12 @@
 """Stores that were moved or copied, and retrievers whose logging was cut off."""
 
 import shutil
-from pathlib import Path
 
 import pytest
 from mlflow.tracking import MlflowClient
 from stores import Store, choose
 
 from jobs import promote
-from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.tracking.addresses import TrackingError
 from ramen_ray.tracking.aliases import holder_of, restore
 from ramen_ray.tracking.registry import Registry, RegistryError, uri_of
@@ -19,7 +17,7 @@ CHAMPION = "models:/shop@champion"
 
 
 @pytest.fixture
-def store(empty_store: Path, prepared_bag: Prepared, encoder_path: Path, tmp_path: Path) -> Store:
+def store(empty_store, prepared_bag, encoder_path, tmp_path):
     output = tmp_path / "outputs"
     output.mkdir()
     shutil.copy(empty_store, output)
@@ -53,13 +51,11 @@ def test_only_a_retriever_that_answers_is_promoted(store, dataset_path, refused,
     model_id = registry.find_logged(run_id, None)[1]
     folder = store.output / "mlartifacts" / "models" / model_id
     ads = next(folder.rglob("ads.parquet"))
-    for lost in (folder, ads):
+    for lost, place in ((folder, "MLmodel"), (ads, "ads.parquet")):
         lost.rename(store.output / "gone")
         flags = ("--name", "shop", "--force", "--output", store.output)
-        assert "the store has lost files of it: bring them back, or train again" in refused(
-            promote, run_id, *flags
-        )
-        with pytest.raises((RegistryError, TrackingError), match="the store has lost files of it"):
+        assert place in refused(promote, run_id, *flags)
+        with pytest.raises((RegistryError, TrackingError)):
             registry.download(uri_of(model_id), tmp_path / "copy")
         assert store.client.search_registered_models() == []
         (store.output / "gone").rename(lost)
@@ -69,7 +65,7 @@ def test_only_a_retriever_that_answers_is_promoted(store, dataset_path, refused,
     index = next((store.output / "mlartifacts" / "models" / model_id).rglob("index.faiss"))
     # it can be loaded, and answers any ads
     index.write_bytes(index.read_bytes()[:200].ljust(index.stat().st_size, b"\0"))
-    with pytest.raises(RegistryError, match=r"is damaged: .*index\.faiss"):
+    with pytest.raises(RegistryError, match=r"index\.faiss"):
         restore(registry, "shop", "champion")
     assert holder_of(registry, "shop", "champion").version == later
 
@@ -82,7 +78,7 @@ def test_a_retriever_whose_logging_was_killed_is_logged_once(
     run = open_run(registry.uri, "tests", "killed", output)
     upload = MlflowClient.log_model_artifacts
 
-    def cut_off(client: MlflowClient, model_id: str, folder: str) -> None:
+    def cut_off(client, model_id, folder):
         upload(client, model_id, f"{folder}/artifacts", "artifacts")
         raise KeyboardInterrupt
 

@@ -24,7 +24,7 @@ def edit(table: str, change: Callable[[pa.Table], pa.Table], recount: bool = Tru
     return of_path
 
 
-def set_cells(table: str, column: str, row: int, *values: Any) -> Change:
+def set_cells(table: str, column: str, row: int, *values) -> Change:
     """Set ``values`` from ``row`` on."""
 
     def change(rows: pa.Table) -> pa.Table:
@@ -55,7 +55,7 @@ def cast(table: str, column: str, kind: pa.DataType) -> Change:
     return edit(table, change)
 
 
-def append(table: str, **row: Any) -> Change:
+def append(table: str, **row) -> Change:
     def change(rows: pa.Table) -> pa.Table:
         return pa.concat_tables([rows, pa.Table.from_pylist([row], schema=rows.schema)])
 
@@ -116,7 +116,7 @@ def scribble(table: str) -> Change:
     return of_path
 
 
-def change_json(**changes: Any) -> Change:
+def change_json(**changes) -> Change:
     """Change keys of ``dataset.json``; None takes one out."""
 
     def of_path(path: Path) -> None:

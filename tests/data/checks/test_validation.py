@@ -1,14 +1,12 @@
 """Malformed dataset directories, each with the places of what is wrong with it."""
 
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from breaking import (
-    Change,
     append,
     cast,
     change_json,
@@ -22,7 +20,7 @@ from breaking import (
     split,
     write,
 )
-from support import query_table
+from support import query_table, tables_in
 
 from ramen_ray.data.checks.structure import check_structure
 from ramen_ray.data.checks.validation import validate
@@ -31,10 +29,9 @@ from ramen_ray.data.store.schemas import JUDGED, JUDGEMENTS
 
 
 @pytest.fixture(scope="module")
-def full_path(dataset_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def full_path(dataset_path, tmp_path_factory):
     """The handmade dataset with every optional table and column."""
-    dataset = Dataset(dataset_path)
-    tables = {table: dataset.read(table) for table in dataset.tables}
+    tables = tables_in(dataset_path)
     for table, rows in tables.items():
         if table.split("/")[0] in ("queries", "ads", "anchors"):
             own_ids = pa.array([f"{table}:{number}" for number in range(len(rows))])
@@ -57,12 +54,12 @@ def full_path(dataset_path: Path, tmp_path_factory: pytest.TempPathFactory) -> P
 
 
 @pytest.fixture
-def copied(full_path: Path, tmp_path: Path) -> Path:
+def copied(full_path, tmp_path):
     """A dataset directory to break."""
     return shutil.copytree(full_path, tmp_path / "broken")
 
 
-def _places(path: Path) -> list[str]:
+def _places(path):
     """Write out the findings, each of which has advice: how bad, file, row and column."""
     found = validate(Dataset(path))
     assert all(finding.advice for finding in found)
@@ -88,7 +85,7 @@ def test_a_sound_dataset_has_warnings_only_and_its_rows_are_counted(copied):
     assert _places(copied) == DOUBTS
 
 
-BROKEN: list[dict[Change, str]] = [
+BROKEN = [
     {  # tables that are missing, and files that are damaged
         remove("ads"): "error ads",
         remove("queries/validation"): "error queries/validation",
@@ -176,7 +173,7 @@ error novel_ads 1 ad_id, error queries/zero_shot 1 ad_ids""",
 
 @pytest.mark.parametrize("group", BROKEN)
 def test_what_is_wrong_is_found_and_nothing_else(copied, group):
-    expected: list[str] = []
+    expected = []
     for change, places in group.items():
         change(copied)
         expected += places.split(", ")
@@ -184,31 +181,28 @@ def test_what_is_wrong_is_found_and_nothing_else(copied, group):
     assert sorted(found) == sorted(expected)
 
 
-UNOPENED: dict[str, tuple[Change, str]] = {
-    "missing directory": (shutil.rmtree, "no dataset directory .*broken"),
-    "no dataset.json": (lambda path: (path / "dataset.json").unlink(), r"broken.*dataset\.json"),
-    "bad JSON": (write("dataset.json", b"{'name'"), r"dataset\.json.* not valid JSON"),
-    "JSON list": (write("dataset.json", b"[]"), "format_version"),
-    "other version": (change_json(format_version=7), r"dataset\.json.* format_version is 7"),
-    "no name": (change_json(name=None), r"dataset\.json.*'name'"),
-    "name of another place": (
-        change_json(name="../../evil"),
-        r"dataset\.json: 'name': '\.\./\.\./evil' is not a valid name",
-    ),
-}
+UNOPENED = [
+    (shutil.rmtree, "broken"),
+    (lambda path: (path / "dataset.json").unlink(), r"broken.*dataset\.json"),
+    (write("dataset.json", b"{'name'"), r"dataset\.json"),
+    (write("dataset.json", b"[]"), r"dataset\.json.*format_version"),
+    (change_json(format_version=7), r"dataset\.json.*format_version.* 7"),
+    (change_json(name=None), r"dataset\.json.*'name'"),
+    (change_json(name="../../evil"), r"dataset\.json.*'name'.*evil"),
+]
 
 
-@pytest.mark.parametrize("case", UNOPENED)
-def test_a_folder_that_is_no_dataset_directory_is_not_opened(copied, case):
-    change, message = UNOPENED[case]
+@pytest.mark.parametrize(("change", "place"), UNOPENED)
+def test_a_folder_that_is_no_dataset_directory_is_not_opened(copied, change, place):
     change(copied)
-    with pytest.raises(DatasetError, match=message):
+    with pytest.raises(DatasetError, match=place):
         Dataset(copied)
 
 
 def test_rows_keep_their_numbers_in_large_tables_of_several_files(copied):
     """Row numbers are those of the engine, whose threads must not change them."""
-    size, again = 400_000, [123_456, 300_001, 399_999]
+    size = 400_000
+    again = [123_456, 300_001, 399_999]
     ids = np.arange(size)
     ids[again] = [7, 8, 9]
     rows = pa.table({"ad_id": ids, "text": [f"ad {number}" for number in range(size)]})

@@ -5,7 +5,6 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,33 +12,31 @@ from support import node_edges, query_table, text_table
 from written_out import column_of
 
 from ramen_ray.data.describe.counts import count_clicks, count_edges
-from ramen_ray.data.describe.graph_signal import GraphSignal, graph_signals
-from ramen_ray.data.store.dataset import Dataset, write_dataset
+from ramen_ray.data.describe.graph_signal import graph_signals
+from ramen_ray.data.store.dataset import write_dataset
 
 TEXTS = ["red shoes", "Shoes, blue", "hat", "a HAT shop", "gloves", "(red) gloves", "silk-tie"]
 
 
-def _signals(dataset: Dataset) -> dict[str, GraphSignal]:
+def _signals(dataset):
     clicks = {split: count_clicks(dataset, split) for split in dataset.splits}
     edges = {name: count_edges(dataset, name) for name in dataset.anchor_sets}
     return graph_signals(dataset, clicks, edges)
 
 
-def _words(text: str) -> set[str]:
+def _words(text):
     return set(re.findall(r"\w+", text.lower()))
 
 
-def _edges_by_node(dataset: Dataset, name: str, side: str) -> dict[int, set[int]]:
-    found: dict[int, set[int]] = {}
+def _edges_by_node(dataset, name, side):
+    found = {}
     if dataset.has(f"edges/{name}/{side}"):
         for edge in dataset.read(f"edges/{name}/{side}").to_pylist():
             found.setdefault(edge[f"{side}_id"], set()).add(edge["anchor_id"])
     return found
 
 
-def _shared_by_loops(
-    of_query: dict[int, set[int]], of_ad: dict[int, set[int]], clicks: list[tuple[int, int]]
-) -> tuple[int, int, float]:
+def _shared_by_loops(of_query, of_ad, clicks):
     """Clicks with edges at both ends, those that share an anchor, and the exact expectation."""
     linked = [(q, ad) for q, ad in clicks if q in of_query and ad in of_ad]
     shared = sum(bool(of_query[q] & of_ad[ad]) for q, ad in linked)
@@ -48,8 +45,8 @@ def _shared_by_loops(
 
 
 @st.composite
-def _tables(draw: st.DrawFn) -> dict[str, pa.Table]:
-    def lists(count: int, below: int, least: int) -> list[list[int]]:
+def _tables(draw):
+    def lists(count, below, least):
         ids = st.lists(st.integers(0, below - 1), min_size=least, max_size=3, unique=True)
         return draw(st.lists(ids, min_size=count, max_size=count))
 
@@ -98,9 +95,7 @@ def test_signals_are_those_of_plain_loops(tables):
         assert 0 <= shared.by_chance <= linked
 
 
-def _dataset(
-    path: Path, clicks: list[list[int]], num_ads: int, anchors: list[str], **edges: list[list[int]]
-) -> Dataset:
+def _dataset(path, clicks, num_ads, anchors, **edges):
     """Train queries with these clicks; the ``edges`` of each side are to one set's anchors."""
     tables = {
         "ads": text_table("ad_id", [f"ad{n}" for n in range(num_ads)]),
@@ -114,10 +109,11 @@ def _dataset(
     return write_dataset(path, tables, name="made")
 
 
-def _random_clicks(path: Path, tied: bool) -> Dataset:
+def _random_clicks(path, tied):
     """300 queries and 40 ads with an anchor each; if ``tied``, a click is on an ad that shares."""
     draw = np.random.default_rng(0)
-    anchor_of_query, anchor_of_ad = draw.integers(0, 8, 300), np.arange(40) % 8
+    anchor_of_query = draw.integers(0, 8, 300)
+    anchor_of_ad = np.arange(40) % 8
     ads = draw.integers(0, 40, 300)
     if tied:
         ads = anchor_of_query + 8 * draw.integers(0, 5, 300)

@@ -1,9 +1,6 @@
 """The prepared arrays against a naive reading of the tables."""
 
 import shutil
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -18,13 +15,14 @@ from support import (
     query_table,
     rows_of,
     shares_of,
+    tables_in,
     text_table,
 )
 from transformers import AutoTokenizer
 
 from ramen_ray.config import ConfigError, overlay
-from ramen_ray.data.prepared.folder import Prepared, TextFigures, TokenTable
-from ramen_ray.data.prepared.stages import TablePart, join_parts
+from ramen_ray.data.prepared.folder import TextFigures
+from ramen_ray.data.prepared.stages import join_parts
 from ramen_ray.data.store.dataset import Dataset, DatasetError, write_dataset, write_metadata
 from ramen_ray.data.store.schemas import JUDGEMENTS, SPLITS, schema_of
 from ramen_ray.method.metrics.ground_truth import GroundTruth, Propensity, read_test_queries
@@ -36,17 +34,17 @@ from ramen_ray.presets import tiny
 SETS = ("links", "topics")
 
 
-def _texts_of(table: TokenTable) -> list[list[int]]:
+def _texts_of(table):
     return [table.gather(np.array([row])).tolist() for row in range(len(table))]
 
 
-def _arrays(prepared: Prepared) -> dict[str, tuple[str, list]]:
+def _arrays(prepared):
     files = sorted(prepared.path.rglob("*.npy"))
     loaded = {str(file.relative_to(prepared.path)): np.load(file) for file in files}
     return {name: (str(array.dtype), array.tolist()) for name, array in loaded.items()}
 
 
-def _tokens_by_id(dataset: Dataset, table: str, encoder: Path, special: bool) -> list[list[int]]:
+def _tokens_by_id(dataset, table, encoder, special):
     tokenizer = AutoTokenizer.from_pretrained(encoder)
     rows = sorted(dataset.read(table).to_pylist(), key=lambda row: next(iter(row.values())))
     return [tokenizer.encode(row["text"], add_special_tokens=special) for row in rows]
@@ -73,7 +71,7 @@ def test_clicks_are_the_sorted_ads_of_each_query(prepared, dataset_path, split):
     assert rows_of(prepared.clicks[split]) == [by_id[query] for query in order]
 
 
-def _with_weights(path: Path, folder: Path, weight_of: Callable[[int, int], float]) -> Path:
+def _with_weights(path, folder, weight_of):
     """Copy a dataset and give each click a weight."""
     shutil.copytree(path, folder)
     for split in SPLITS:
@@ -89,7 +87,7 @@ def _with_weights(path: Path, folder: Path, weight_of: Callable[[int, int], floa
 @pytest.mark.parametrize("name", SETS)
 @pytest.mark.parametrize("side", ["query", "ad"])
 def test_edges_are_the_sorted_anchors_with_their_weights(prepared, dataset_path, name, side):
-    edges: dict[int, dict[int, float]] = {}
+    edges = {}
     for row in Dataset(dataset_path).read(f"edges/{name}/{side}").to_pylist():
         edges.setdefault(row[f"{side}_id"], {})[row["anchor_id"]] = row["weight"]
     order = prepared.query_ids.tolist() if side == "query" else range(40)
@@ -110,7 +108,7 @@ def test_weights_queries_without_clicks_and_edges_of_held_out_queries_change_not
 ):
     bare = {0, 7, 58, 59}
 
-    def weight_of(query: int, ad: int) -> float:
+    def weight_of(query, ad):
         return 1 + query % 3 + ad / 4
 
     path = _with_weights(dataset_path, tmp_path / "odd", weight_of)
@@ -148,7 +146,7 @@ def test_weights_queries_without_clicks_and_edges_of_held_out_queries_change_not
     drawn = found.weighted_clicks.draw(np.arange(60), np.full(60, 0.999))
     assert drawn.tolist() == [max(ads, default=-1) for _, ads in clicks]
     check_clicks(overlay(tiny(), {"training.global_batch_size": 56}), found)
-    with pytest.raises(DatasetError, match="56 train queries"):
+    with pytest.raises(DatasetError, match=r"training\.global_batch_size 60"):
         check_clicks(overlay(tiny(), {"training.global_batch_size": 60}), found)
     with pytest.raises(ConfigError, match=r"base\.num_positives 50"):
         check_clicks(overlay(tiny(), {"base.num_positives": 50}), found)
@@ -173,14 +171,13 @@ def test_filters_are_the_pairs_of_the_table(prepared, dataset_path):
 def test_judgements_are_of_query_rows_and_means_over_the_sources_that_are_asked_for(
     dataset_path, encoder_path, tmp_path
 ):
-    parent = Dataset(dataset_path)
-    tables = {table: parent.read(table) for table in parent.tables}
+    tables = tables_in(dataset_path)
     rows = [(5, 7, "human", 1.0), (5, 7, "teacher", 0.5), (2, 3, "teacher", 0.25)]
     for split in SPLITS:
         columns = dict(zip(JUDGEMENTS.names, zip(*rows, strict=True), strict=True))
         tables[f"judged/{split}"] = pa.table(columns, JUDGEMENTS)
     dataset = write_dataset(tmp_path / "judged", tables, name="judged")
-    assert dataset.fingerprint != parent.fingerprint
+    assert dataset.fingerprint != Dataset(dataset_path).fingerprint
     prepared = prepare_in_process(dataset, tmp_path / "p", str(encoder_path), MAX_LENGTH, True)
     row_of = {"train": prepared.query_ids.tolist().index}
     expected = {
@@ -208,7 +205,7 @@ def test_judgements_are_of_query_rows_and_means_over_the_sources_that_are_asked_
         assert without_3.metrics(answers)["bad@10"] == 0.0
 
 
-def _prepare(path: Path, encoder: Path, folder: Path, **options: int) -> Prepared:
+def _prepare(path, encoder, folder, **options):
     return prepare_in_process(Dataset(path), folder, str(encoder), MAX_LENGTH, True, **options)
 
 
@@ -235,7 +232,7 @@ def test_rows_of_equal_weights_in_any_order_parts_and_blocks_give_the_same_array
 def test_a_join_that_a_lost_machine_interrupted_is_done_again(
     prepared, dataset_path, encoder_path, tmp_path, monkeypatch
 ):
-    def join_twice(parts: list[TablePart], folder: Path, *rest: Any) -> None:
+    def join_twice(parts, folder, *rest):
         join_parts(parts, folder, *rest)
         for half_written in folder.rglob("tokens/*/*.npy"):
             half_written.write_bytes(b"half")
@@ -245,9 +242,7 @@ def test_a_join_that_a_lost_machine_interrupted_is_done_again(
     assert _arrays(_prepare(dataset_path, encoder_path, tmp_path / "out")) == _arrays(prepared)
 
 
-def _prepared_of(
-    queries: list[str], ads: list[str], encoder: Path, folder: Path, special: bool
-) -> Prepared:
+def _prepared_of(queries, ads, encoder, folder, special):
     """Prepare a dataset whose splits have the same two queries, for the first ads."""
     tables = {f"queries/{split}": query_table(queries, [[0], [1]]) for split in SPLITS}
     tables["ads"] = text_table("ad_id", ads)
@@ -257,7 +252,8 @@ def _prepared_of(
 
 @pytest.mark.parametrize("special", [True, False])
 def test_unknown_tokens_and_texts_of_the_same_tokens_are_counted(special, encoder_path, tmp_path):
-    thai, long = ["\u0e40\u0e08\u0e49\u0e2d", "\u0e19\u0e01"], "robin" + " old" * MAX_LENGTH
+    thai = ["\u0e40\u0e08\u0e49\u0e2d", "\u0e19\u0e01"]
+    long = "robin" + " old" * MAX_LENGTH
     texts = ["robin", "Robin", " ".join(thai), f"robin {thai[1]}", long, f"{long} rare"]
     found = _prepared_of(["old robin", "robin"], texts, encoder_path, tmp_path, special)
     tokenizer = AutoTokenizer.from_pretrained(encoder_path)
@@ -271,9 +267,10 @@ def test_unknown_tokens_and_texts_of_the_same_tokens_are_counted(special, encode
     assert found.text_figures["ads"] == TextFigures(6, 4, len(own), unknown)
     assert found.text_figures["queries/train"].share_unknown == 0
     check_vocabulary(tiny(), found)
-    unknown_said, repeated_said = map(str, text_findings(found.text_figures))
-    assert f"ads: {3 / len(own):.1%} of the tokens" in unknown_said
-    assert "ads: 33.3% of the texts" in repeated_said
+    for finding, share in zip(
+        text_findings(found.text_figures), (3 / len(own), 1 / 3), strict=True
+    ):
+        assert f"ads: {share:.1%}" in str(finding)
 
 
 def test_texts_in_a_language_the_vocabulary_lacks_are_refused(encoder_path, prepared, tmp_path):
@@ -281,5 +278,5 @@ def test_texts_in_a_language_the_vocabulary_lacks_are_refused(encoder_path, prep
     thai = ["\u0e40\u0e08\u0e49\u0e2d", "\u0e19\u0e01 robin"]
     found = _prepared_of(thai, ["robin", "old robin"], encoder_path, tmp_path, special=True)
     config = overlay(tiny(), {"encoder.pretrained": str(encoder_path)})
-    with pytest.raises(EncoderError, match=r"^encoder\.pretrained .* 67% .* queries/train"):
+    with pytest.raises(EncoderError, match=r"encoder\.pretrained .*67%.* queries/train"):
         check_vocabulary(config, found)

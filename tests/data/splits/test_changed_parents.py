@@ -1,20 +1,15 @@
 """A dataset made from another is of one version of it, the one whose fingerprint it carries."""
 
 import shutil
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from ramen_ray.data.splits import kept
 from ramen_ray.data.splits.novel import NovelSettings, make_novel_split
 from ramen_ray.data.splits.sample import sample_dataset
-from ramen_ray.data.store.dataset import Dataset, DatasetError
+from ramen_ray.data.store.dataset import DatasetError
 
-Make = Callable[[Path, Path], object]
-
-MAKERS: list[Make] = [
+MAKERS = [
     lambda parent, output: make_novel_split(parent, output, NovelSettings(0.3)),
     lambda parent, output: sample_dataset(parent, output, 20),
 ]
@@ -22,13 +17,13 @@ MAKERS: list[Make] = [
 
 @pytest.mark.parametrize("make", MAKERS)
 def test_a_parent_that_changes_meanwhile_is_refused(make, copied, tmp_path, monkeypatch):
-    check: Callable[..., Any] = kept.check
+    check = kept.check
 
-    def change_after(dataset: Dataset) -> None:
+    def change_after(dataset):
         check(dataset)
         shutil.copy(copied / "queries/validation.parquet", copied / "queries/test.parquet")
 
     monkeypatch.setattr(kept, "check", change_after)
-    with pytest.raises(DatasetError, match="mine has changed while it was read; run the same"):
+    with pytest.raises(DatasetError, match="mine"):
         make(copied, tmp_path / "made")
     assert not (tmp_path / "made").exists()

@@ -3,7 +3,6 @@
 from collections import Counter
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import pytest
 from hypothesis import event, given, settings
@@ -17,7 +16,7 @@ from ramen_ray.data.splits.novel import NovelSettings, make_novel_split
 from ramen_ray.data.store.dataset import Dataset, DatasetError
 
 
-def _clicks(dataset: Dataset, split: str) -> dict[tuple[str, str, int], float]:
+def _clicks(dataset, split):
     """Weights of all clicks by the query's text and id of the user's, and the ad."""
     return {
         (row["text"], row.get("source_id", ""), ad): weight
@@ -26,20 +25,14 @@ def _clicks(dataset: Dataset, split: str) -> dict[tuple[str, str, int], float]:
     }
 
 
-def _query_texts(dataset: Dataset, split: str) -> dict[int, str]:
+def _query_texts(dataset, split):
     rows = dataset.read(f"queries/{split}").to_pylist()
     assert sorted(row["query_id"] for row in rows) == list(range(len(rows)))
     assert all(row["ad_ids"] for row in rows) or split == "train"
     return {row["query_id"]: row["text"] for row in rows}
 
 
-def _pairs(
-    dataset: Dataset,
-    table: str,
-    split: str,
-    queries: set[str] | None = None,
-    others: set[int] | None = None,
-) -> Counter[tuple[Any, ...]]:
+def _pairs(dataset, table, split, queries=None, others=None):
     """The rows of filters or query edges, by the query's text; of some queries and other ends."""
     texts = _query_texts(dataset, split)
     rows = [(texts[row.pop("query_id")], *row.values()) for row in rows_in(dataset, table)]
@@ -69,7 +62,7 @@ def test_a_split_is_what_plain_loops_make_of_the_rule(dataset_seed, num_ads, cas
             split = make_novel_split(parent.path, Path(folder) / "split", case)
         except DatasetError as error:
             event("a split would be empty")
-            assert "has a click on a" in str(error)
+            assert str(parent.path) in str(error)
             assert [path.name for path in Path(folder).iterdir()] == ["parent"]
             return
         assert errors_in(split) == []
@@ -84,9 +77,7 @@ def test_a_split_is_what_plain_loops_make_of_the_rule(dataset_seed, num_ads, cas
             assert rows_in(split, table) == rows_in(parent, table)
 
 
-def _assert_clicks_follow(
-    parent: Dataset, split: Dataset, novel: set[int], known_as: set[str], case: NovelSettings
-) -> None:
+def _assert_clicks_follow(parent, split, novel, known_as, case):
     out = known_as if case.unseen_texts else set()
     hidden = {row["ad_id"] for row in rows_in(parent, "ads") if plain(row["text"]) in out} | novel
     texts = [text for text in _query_texts(parent, "train").values() if plain(text) not in out]
@@ -110,16 +101,14 @@ def _assert_clicks_follow(
         assert _clicks(split, target) == expected
 
 
-def _assert_filters_follow(
-    parent: Dataset, split: Dataset, novel: set[int], seen: set[int]
-) -> None:
+def _assert_filters_follow(parent, split, novel, seen):
     for source, target, ads in (("validation", "validation", seen), ("test", "zero_shot", novel)):
         kept = set(_query_texts(split, target).values())
         expected = _pairs(parent, f"filters/{source}", source, kept, ads)
         assert _pairs(split, f"filters/{target}", target) == expected
 
 
-def _assert_edges_follow(parent: Dataset, split: Dataset, cut: set[str]) -> None:
+def _assert_edges_follow(parent, split, cut):
     """Edges with an end that has a text of ``cut`` are gone, and those of queries that are."""
     ads = {row["ad_id"]: plain(row["text"]) for row in rows_in(parent, "ads")}
     queries = set(_query_texts(split, "train").values())
@@ -141,23 +130,23 @@ def _assert_edges_follow(parent: Dataset, split: Dataset, cut: set[str]) -> None
 
 
 @pytest.mark.parametrize(
-    ("flags", "message"),
+    ("flag", "value", "place"),
     [
-        (["--novel-fraction", "nan"], "must be between 0 and 1, not nan"),
-        (["--novel-fraction", "0.99"], "makes 40 of the 40 ads"),
-        (["--novel-fraction", "0.97"], "has a click on a seen ad"),
-        (["--output", "/proc"], "/proc exists already"),
-        (["--dataset", "no/such/folder"], "there is no dataset directory at"),
+        ("--novel-fraction", "nan", "novel fraction"),
+        ("--novel-fraction", "0.99", "novel fraction"),
+        ("--novel-fraction", "0.97", "novel fraction"),
+        ("--output", "/proc", "/proc"),
+        ("--dataset", "no/such/folder", "no/such/folder"),
     ],
 )
-def test_an_impossible_split_is_one_clear_line(flags, message, dataset_path, tmp_path, refused):
+def test_an_impossible_split_is_one_clear_line(flag, value, place, dataset_path, tmp_path, refused):
     known = ["--dataset", dataset_path, "--output", tmp_path / "split"]
-    assert message in refused(ingest, "novel", *known, *flags)
+    assert place in refused(ingest, "novel", *known, flag, value)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_split_is_not_split_again(split_path, tmp_path):
-    with pytest.raises(DatasetError, match="has novel ads already"):
+    with pytest.raises(DatasetError, match=str(split_path)):
         make_novel_split(split_path, tmp_path / "again", NovelSettings(0.3))
 
 

@@ -11,7 +11,7 @@ from ramen_ray.presets import bag
 
 
 @pytest.fixture(scope="module")
-def whole() -> Dataset:
+def whole():
     return Dataset(bag("foldoc").dataset)
 
 

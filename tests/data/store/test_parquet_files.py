@@ -1,7 +1,6 @@
 """Parquet whose columns ask for types that run code, or for far more memory than disk."""
 
 import pickle
-import re
 import subprocess
 import sys
 
@@ -89,12 +88,11 @@ def test_tables_of_a_dataset_that_would_take_gigabytes_are_refused(tmp_path, mon
         patched.setattr("ramen_ray.data.store.dataset.MIN_EXPANDED", 1 << 20)
         for read in (dataset.read, lambda table: list(dataset.batches(table))):
             for table in tables:
-                with pytest.raises(DatasetError, match=rf"{table}.parquet takes over 0.0"):
+                with pytest.raises(DatasetError, match=rf"{table}\.parquet"):
                     read(table)
-        (said,) = (found for found in validate(dataset) if found.file == "ads.parquet")
-        assert "takes over" in said.message
+        assert "ads.parquet" in [finding.file for finding in validate(dataset)]
     monkeypatch.setattr(parquet_files, "MAX_VALUES", 998_999)
-    expected = "column 'ad_ids.*' has over 998999 values in one row group"
-    with pytest.raises(DatasetError, match=rf"train\.parquet: {expected}"):
+    with pytest.raises(DatasetError, match=r"train\.parquet.*'ad_ids"):
         dataset.read("queries/train")
-    assert any(re.search(expected, found.message) for found in inspect_structure(dataset).findings)
+    findings = inspect_structure(dataset).findings
+    assert "queries/train.parquet" in [finding.file for finding in findings]

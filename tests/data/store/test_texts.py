@@ -12,7 +12,7 @@ from ramen_ray.data.store.same_texts import fold, normalized
 INVISIBLE = dict.fromkeys(map(ord, "\u00ad\u200b\u2060\ufeff"))
 
 
-def _words(text: str) -> str:
+def _words(text):
     return " ".join(unicodedata.normalize("NFKC", text).translate(INVISIBLE).split())
 
 

@@ -52,7 +52,7 @@ def test_predictions_are_written_as_people_read_them(seed, k):
     assert written == expected
 
 
-def _known(num_queries: int, num_ads: int, draw: np.random.Generator) -> Known:
+def _known(num_queries, num_ads, draw):
     is_head = draw.random(num_ads) < 0.5
     return Known(
         draw.random(num_queries) < 0.5,

@@ -5,7 +5,6 @@ import math
 import numpy as np
 import pyarrow as pa
 import pytest
-from numpy.typing import NDArray
 
 from ramen_ray.data.store.same_texts import alike
 from ramen_ray.method.metrics.comparison import Evidence, by_piece, paired_differences
@@ -14,12 +13,12 @@ WEEKS = 26
 QUERIES = 1000
 
 
-def _evidence(ours: NDArray[np.float64], base: NDArray[np.float64], time: int = 1) -> Evidence:
+def _evidence(ours, base, time=1):
     ones = np.ones(len(ours))
     return Evidence.measured((ours, ones), (base, ones), time)
 
 
-def _share_with_a_promotion(histories: int, counts_as_first: bool) -> float:
+def _share_with_a_promotion(histories, counts_as_first):
     """Ask each week whether an equal model beats the champion; each time may count as the first."""
     draw = np.random.default_rng(0)
     was_promoted = np.zeros(histories, dtype=bool)
@@ -45,12 +44,12 @@ def test_what_would_be_seen_is_what_simulated_tests_see(time):
     draw = np.random.default_rng(1)
     difference = 0.05
 
-    def tested(size: int) -> Evidence:
+    def tested(size):
         base = draw.random(size) < 0.5
         gained = draw.random(size) < np.where(base, 0.8, 0.2 + 2 * difference)
         return _evidence(gained.astype(float), base.astype(float), time)
 
-    def seen(tests: list[Evidence]) -> float:
+    def seen(tests):
         return float(np.mean([test.value > test.noise for test in tests]))
 
     tests = [tested(QUERIES) for _ in range(2000)]

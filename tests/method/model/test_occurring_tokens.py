@@ -12,11 +12,9 @@ from support import MAX_LENGTH, prepare_in_process
 from torch import nn
 from transformers import BertTokenizer
 
-from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.metrics.ground_truth import Propensity, evaluate
-from ramen_ray.method.model.dual_encoder import DualEncoder, load_model
-from ramen_ray.method.model.encoder import Encoder
+from ramen_ray.method.model.dual_encoder import load_model
 from ramen_ray.method.model.occurring_tokens import OccurringTokens, keep_tokens
 from ramen_ray.method.objectives.losses import TripletLoss
 from ramen_ray.method.objectives.terms import ramen_objective
@@ -27,7 +25,7 @@ STEPS = 6
 CLOSE = {"rtol": 1e-6, "atol": 1e-7}
 
 
-def _begin(data: Prepared, encoder: Encoder, is_cut: bool) -> Run:
+def _begin(data, encoder, is_cut):
     """Begin a run with large weight decay; ``is_cut`` if it has the dataset's tokens only."""
     if is_cut:
         keep_tokens(encoder, data.occurring_tokens)
@@ -35,7 +33,7 @@ def _begin(data: Prepared, encoder: Encoder, is_cut: bool) -> Run:
     return Run(encoder, sampler, OBJECTIVE, (), (2e-2, 0.5, 5e-2), (2, 2 * STEPS))
 
 
-def _metrics(model: DualEncoder, data: Prepared) -> dict[str, float]:
+def _metrics(model, data):
     return evaluate(model, data, "test", Propensity())[0]
 
 

@@ -1,8 +1,7 @@
-"""Tokens of many texts against those of one after another; packed texts against texts alone."""
+"""Tokens of many texts, and packed texts with their gradients, against those of texts alone."""
 
 from dataclasses import replace
 from itertools import chain
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -37,7 +36,7 @@ TEXTS = st.lists(st.lists(PIECES | st.characters(codec="utf-8")).map("".join), m
 
 
 @pytest.fixture(scope="module", params=["bert", "bert with a name", "bytes"])
-def tokenizer(request: pytest.FixtureRequest, encoder_path: Path) -> TextTokenizer:
+def tokenizer(request, encoder_path):
     if request.param == "bytes":
         return replace(_of_bytes(), max_length=12)
     fast = load_tokenizer(str(encoder_path))
@@ -46,7 +45,7 @@ def tokenizer(request: pytest.FixtureRequest, encoder_path: Path) -> TextTokeniz
     return text_tokenizer(fast, 12, add_special_tokens=True)
 
 
-def _of_bytes() -> TextTokenizer:
+def _of_bytes():
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     whole = Tokenizer(models.BPE({letter: i for i, letter in enumerate(alphabet)}, []))
     whole.normalizer = normalizers.NFC()
@@ -58,7 +57,7 @@ def _of_bytes() -> TextTokenizer:
     return TextTokenizer(whole.to_str(), 12, True, 5, whole.get_vocab_size())
 
 
-def _one_by_one(tokenizer: TextTokenizer, texts: list[str]) -> list[list[int]]:
+def _one_by_one(tokenizer, texts):
     backend = Tokenizer.from_str(tokenizer.definition)
     backend.enable_truncation(tokenizer.max_length)
     backend.no_padding()
@@ -92,12 +91,6 @@ ROWS_OF_TEXTS = [
 ALONE = ["DebertaV2", "ModernBert"]
 
 
-def _batch(lengths: list[int]) -> TokenBatch:
-    lengths = sorted(lengths)
-    token_ids = np.random.default_rng(0).integers(5, SIZES["vocab_size"], sum(lengths))
-    return TokenBatch(token_ids, np.array(lengths))
-
-
 @pytest.mark.parametrize("pooling", ["mean", "cls"])
 @pytest.mark.parametrize("name", [*ROWS_OF_TEXTS, *ALONE])
 def test_a_text_is_encoded_as_if_it_was_alone(name, pooling):
@@ -108,13 +101,21 @@ def test_a_text_is_encoded_as_if_it_was_alone(name, pooling):
     backbone = getattr(transformers, f"{name}Model")(config).eval()
     tokenizer = BertTokenizer(vocab={"[PAD]": 0, "[UNK]": 1})
     encoder = TransformerEncoder(backbone, tokenizer, pooling)
-    batch = _batch([1, 2, 3, 3, 7, 9, 30, 40, 65])
-    with torch.inference_mode():
-        found = encoder.pool(batch)
-        for row, ids in zip(
-            found, np.split(batch.token_ids, batch.lengths.cumsum()[:-1]), strict=True
-        ):
-            states = backbone(input_ids=torch.from_numpy(ids)[None]).last_hidden_state[0]
-            alone = states[0] if pooling == "cls" else states.mean(dim=0)
-            torch.testing.assert_close(row, alone, rtol=1e-4, atol=1e-4)
-    assert sum(len(pack.token_ids) for pack in packed(batch)) < len(batch.lengths)
+    lengths = np.array([1, 2, 3, 3, 7, 9, 30, 40, 65])
+    token_ids = np.random.default_rng(0).integers(5, SIZES["vocab_size"], lengths.sum())
+    batch = TokenBatch(token_ids, lengths)
+    found = encoder.pool(batch)
+    alone = []
+    for ids in np.split(token_ids, lengths.cumsum()[:-1]):
+        states = backbone(input_ids=torch.from_numpy(ids)[None]).last_hidden_state[0]
+        alone.append(states[0] if pooling == "cls" else states.mean(dim=0))
+    expected = torch.stack(alone)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    pulls = torch.randn_like(found)
+    weights = [*backbone.parameters()]
+    gradients = [
+        torch.autograd.grad((states * pulls).sum(), weights, materialize_grads=True)
+        for states in (found, expected)
+    ]
+    torch.testing.assert_close(*gradients, rtol=1e-3, atol=1e-4)
+    assert sum(len(pack.token_ids) for pack in packed(batch)) < len(lengths)

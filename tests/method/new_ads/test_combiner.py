@@ -4,14 +4,13 @@ import math
 
 import pytest
 import torch
-from torch import Tensor
 
 from ramen_ray.method.new_ads.representation import Combiner
 
 DIM, ADS, NEIGHBOURS = 6, 5, 3
 
 
-def _attend(combiner: Combiner, tokens: list[Tensor]) -> list[Tensor]:
+def _attend(combiner, tokens):
     """One head of self-attention over ``tokens``, written out."""
     mix = combiner.mix if combiner.kind == "attention" else combiner.mix.self_attn
     query, key, value = mix.in_proj_weight.split(DIM)
@@ -27,9 +26,10 @@ def _attend(combiner: Combiner, tokens: list[Tensor]) -> list[Tensor]:
     return mixed
 
 
-def _layer(combiner: Combiner, tokens: list[Tensor]) -> list[Tensor]:
+def _layer(combiner, tokens):
     """A layer of a transformer that normalises after each part."""
-    layer, out = combiner.mix, []
+    layer = combiner.mix
+    out = []
     for token, attended in zip(tokens, _attend(combiner, tokens), strict=True):
         middle = layer.norm1(token + attended)
         hidden = torch.relu(layer.linear1(middle))

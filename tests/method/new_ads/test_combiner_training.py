@@ -20,7 +20,7 @@ from ramen_ray.method.new_ads.evaluation import Embedded
 from ramen_ray.method.new_ads.representation import CombinedAds, open_combined_ads
 from ramen_ray.method.training.state import restore_checkpoint, save_checkpoint
 from ramen_ray.method.training.step import train_steps
-from ramen_ray.orchestration.new_ads.combiner_worker import CombinerSetup, combiner_setup
+from ramen_ray.orchestration.new_ads.combiner_worker import combiner_setup
 from ramen_ray.orchestration.new_ads.settings import CombineSettings
 from ramen_ray.orchestration.run.processes import WorkerContext
 
@@ -28,7 +28,7 @@ DIM, GROUPS, SEEN, NOVEL, QUERIES = 16, 12, 10, 2, 30
 CPU = torch.device("cpu")
 
 
-def unit(points: np.ndarray) -> np.ndarray:
+def unit(points):
     return (points / np.linalg.norm(points, axis=-1, keepdims=True)).astype(np.float32)
 
 
@@ -44,9 +44,10 @@ class Planted:
     train: np.ndarray
     clicks: Csr
 
-    def training(self, settings: CombineSettings) -> "Training":
+    def training(self, settings):
         """Start a training on the clicks."""
-        count, ids = len(self.train), np.arange(len(self.seen))
+        count = len(self.train)
+        ids = np.arange(len(self.seen))
         rows = np.concatenate([self.train, self.seen])
         queries, ads = TextEmbeddings(rows, np.arange(count)), TextEmbeddings(rows, count + ids)
         data = SimpleNamespace(
@@ -57,19 +58,19 @@ class Planted:
         embedded = Embedded(data, {"train": queries}, ads)
         return Training(combiner_setup(settings, embedded, None, Path(), WorkerContext(CPU)))
 
-    def recall(self, vectors: np.ndarray) -> float:
+    def recall(self, vectors):
         """R@k of the novel ads' ``vectors``, for as many k as a group has."""
         found = np.argsort(-(self.queries @ vectors.T), axis=1)[:, :NOVEL]
         return float((self.novel_groups[found] == self.query_groups[:, None]).mean())
 
 
-def planted(dim: int = DIM) -> Planted:
+def planted(dim=DIM):
     draw = np.random.default_rng(1)
     of_texts, of_queries = unit(draw.normal(size=(2, GROUPS, dim)))
     seen_groups, novel_groups = (np.repeat(np.arange(GROUPS), n) for n in (SEEN, NOVEL))
     query_groups = np.repeat(np.arange(GROUPS), QUERIES)
 
-    def near(centres: np.ndarray, noise: float) -> np.ndarray:
+    def near(centres, noise):
         return unit(centres + noise * draw.normal(size=centres.shape) / dim**0.5)
 
     train, test = (near(of_queries[query_groups], 0.5) for _ in range(2))
@@ -91,12 +92,13 @@ def planted(dim: int = DIM) -> Planted:
 class Training:
     """A training in progress, in this process."""
 
-    def __init__(self, setup: CombinerSetup) -> None:
-        self.setup, self.model = setup, setup.new_model()
+    def __init__(self, setup):
+        self.setup = setup
+        self.model = setup.new_model()
         self.state = setup.new_state(self.model)
         self.state.prepare_next_steps()
 
-    def run(self, stop: int | None = None) -> np.ndarray:
+    def run(self, stop=None):
         """Return the losses (steps, terms) up to a step, by default the last."""
         last = self.setup.plan.total_steps if stop is None else stop
         losses = []
@@ -105,15 +107,15 @@ class Training:
             self.state.prepare_next_steps()
         return np.array([loss.numpy() for loss in losses])
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder):
         self.model.save(folder)
         save_checkpoint(folder, self.state, {})
 
-    def restore(self, folder: Path) -> None:
+    def restore(self, folder):
         self.model.load(folder)
         restore_checkpoint(folder, self.state)
 
-    def combined_ads(self) -> CombinedAds:
+    def combined_ads(self):
         return self.setup.combined_ads(self.model)
 
 
@@ -126,17 +128,17 @@ VARIANTS = pytest.mark.parametrize("settings", [DRAFT, RELEASE], ids=["draft", "
 
 
 @pytest.fixture(scope="module")
-def data() -> Planted:
+def data():
     return planted()
 
 
-def _trained(data: Planted, settings: CombineSettings) -> CombinedAds:
+def _trained(data, settings):
     training = data.training(settings)
     training.run()
     return training.combined_ads()
 
 
-def _short(settings: CombineSettings, num_epochs: int, **changes: float) -> CombineSettings:
+def _short(settings, num_epochs, **changes):
     of_classifiers = {f"classifiers.{name}": value for name, value in changes.items()}
     return overlay(settings, {"combiner.epochs": num_epochs, **of_classifiers})
 
@@ -204,7 +206,7 @@ def test_the_drafts_batches_are_clusters_of_queries(data):
     assert np.mean([len(np.unique(one)) for one in groups]) < 2, "of 5.8 in random order"
 
 
-def _train_on_a_worker(rank: int, store: str, settings: CombineSettings, file: Path) -> None:
+def _train_on_a_worker(rank, store, settings, file):
     torch.distributed.init_process_group("gloo", init_method=store, rank=rank, world_size=2)
     data = planted()
     vectors = _trained(data, settings).represent(data.novel)

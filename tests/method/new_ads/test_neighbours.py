@@ -15,14 +15,14 @@ DIM = 8
 
 
 @pytest.fixture
-def seen() -> SeenAds:
+def seen():
     """60 seen ads, every third of a hundred; rows 3, 7, 20 and 21 have the same text."""
     embeddings = unit_rows(60, DIM, 3)
     embeddings[[7, 20, 21]] = embeddings[3]
     return SeenAds(np.arange(0, 180, 3), embeddings, unit_rows(60, DIM, 4))
 
 
-def _nearest(vector: np.ndarray, seen: SeenAds, own: int, count: int) -> list[int]:
+def _nearest(vector, seen, own, count):
     """Sort all rows but ``own`` by cosine, then by row."""
     cosines = [round(float(vector @ other), 5) for other in seen.embeddings]
     rows = sorted(range(len(cosines)), key=lambda row: (-cosines[row], row))

@@ -4,7 +4,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 from ramen_ray.method.objectives.losses import SoftmaxLoss, TripletLoss
 
@@ -15,9 +14,7 @@ cases = st.tuples(
 )
 
 
-def _naive(
-    similarity: Tensor, positive: list[int], known: list[set[int]], num_negatives: int, soft: bool
-) -> Tensor:
+def _naive(similarity, positive, known, num_negatives, soft):
     rows = []
     for row, own in enumerate(positive):
         pool = similarity.shape[1]
@@ -40,7 +37,7 @@ def _naive(
     return torch.stack(rows)
 
 
-def _draw(num_rows: int, pool: int, seed: int) -> tuple[Tensor, list[int], list[set[int]]]:
+def _draw(num_rows, pool, seed):
     """Some rows without a positive, some with all candidates known, most with a few."""
     generator = torch.Generator().manual_seed(seed)
     similarity = torch.rand(num_rows, pool, generator=generator, dtype=torch.float64) * 2 - 1
@@ -51,7 +48,7 @@ def _draw(num_rows: int, pool: int, seed: int) -> tuple[Tensor, list[int], list[
     return similarity, positive, [k | {p} - {-1} for k, p in zip(known, positive, strict=True)]
 
 
-def _mask(known: list[set[int]], pool: int) -> Tensor:
+def _mask(known, pool):
     return torch.tensor([[j in row for j in range(pool)] for row in known])
 
 
@@ -76,7 +73,7 @@ softmax_cases = st.tuples(
 )
 
 
-def _naive_softmax(logits: Tensor, known: list[set[int]], is_decoupled: bool) -> Tensor:
+def _naive_softmax(logits, known, is_decoupled):
     """The printed sums: -log exp(s_p) / (exp(s_p) + Σ exp(s_l)), averaged over the positives."""
     rows = []
     for row, positives in enumerate(known):
@@ -95,7 +92,8 @@ def _naive_softmax(logits: Tensor, known: list[set[int]], is_decoupled: bool) ->
 def test_the_softmax_losses_equal_double_loops(case):
     num_rows, pool, is_decoupled, seed, temperature = case
     similarity, _, known = _draw(num_rows, pool, seed)
-    no_places, mask = torch.full((num_rows, 1), -1), _mask(known, pool)
+    no_places = torch.full((num_rows, 1), -1)
+    mask = _mask(known, pool)
     ours, theirs = similarity.clone().requires_grad_(), similarity.clone().requires_grad_()
     found = SoftmaxLoss(temperature, is_decoupled)(ours, no_places, mask)
     expected = _naive_softmax(theirs / temperature, known, is_decoupled)

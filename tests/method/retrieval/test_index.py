@@ -9,7 +9,6 @@ from support import unit_rows
 
 from ramen_ray.method.retrieval.index import (
     FEWEST_IVF_PQ_ADS,
-    IndexKind,
     filled_index,
     with_rows_only,
 )
@@ -19,7 +18,7 @@ DIM, NUM_QUERIES, K = 16, 20, 10
 
 
 @cache
-def _filled(kind: IndexKind) -> faiss.Index:
+def _filled(kind):
     return filled_index(kind, unit_rows(FEWEST_IVF_PQ_ADS + 500, DIM, 0))
 
 
@@ -37,7 +36,8 @@ def test_half_precision_finds_the_same_in_half_of_the_memory():
     ("kind", "least"), [("flat", 1.0), ("half", 1.0), ("hnsw", 0.98), ("ivf_pq", 1.0)]
 )
 def test_rows_that_stay_are_found_as_before(kind, least):
-    index, queries = faiss.clone_index(_filled(kind)), unit_rows(NUM_QUERIES, DIM, 1)
+    index = faiss.clone_index(_filled(kind))
+    queries = unit_rows(NUM_QUERIES, DIM, 1)
     rows = np.flatnonzero(np.random.default_rng(2).random(index.ntotal) < 0.7)
     best, best_scores = search_index(index, queries, index.ntotal)
     stays = np.isin(best, rows)

@@ -94,7 +94,8 @@ def test_equal_ads_come_in_a_fixed_shuffle_whatever_part_has_them(made, index, k
         monkeypatch.setattr(search_module, "ADS_PER_TORCH_BLOCK", 700)
     whole = search(queries, ads, k)
     bounds = [0, 1024, 2048, 3000]
-    ids, order = np.arange(3000), [2, 0, 1]
+    ids = np.arange(3000)
+    order = [2, 0, 1]
     parts = [search(queries, ads[a:b], k, ids=ids[a:b]) for a, b in pairwise(bounds)]
     best, near = best_by_a_sort(queries, ads, k)
     for found, scores in (whole, merge_topk([parts[part] for part in order], k)):
@@ -132,7 +133,8 @@ def test_evaluation_ranks_all_ads_but_the_filtered_and_measures_that(
         np.testing.assert_allclose(scores[query, : len(shown)], similarity[query, shown], atol=1e-5)
         assert (np.diff(similarity[query, shown]) < 1e-5).all()
     counts = prepared.train_click_counts
-    truth, inverse = prepared.clicks[split], inverse_propensities(counts, 60, 0.6, 2.6)
+    truth = prepared.clicks[split]
+    inverse = inverse_propensities(counts, 60, 0.6, 2.6)
     expected = query_metrics(ads, truth, inverse, [1, 3, 5, 10, 100])
     expected |= group_metrics(ads, truth, popularity_groups(counts), [1, 5, 10])
     texts = Dataset(dataset_path).read(f"queries/{split}").sort_by("query_id")["text"].to_pylist()

@@ -8,22 +8,18 @@ from hypothesis import strategies as st
 from support import unit_rows
 
 from ramen_ray.method.retrieval.index import new_index
-from ramen_ray.method.retrieval.search import TopK, merge_topk, search, search_index, share_found
+from ramen_ray.method.retrieval.search import merge_topk, search, search_index, share_found
 from ramen_ray.method.retrieval.shards import (
-    EmbeddedShard,
-    IndexShard,
     embedded_shards,
     index_shards,
     shard_ranges,
 )
 
-NUM_QUERIES, NUM_ADS, WIDTH = 200, 3000, 256
+NUM_QUERIES, NUM_ADS, WIDTH = 60, 3000, 256
 """Enough for faiss to multiply matrices, in which a number's last bits depend on its place."""
 
 
-def _search_shards(
-    shards: list[EmbeddedShard] | list[IndexShard], queries: np.ndarray, k: int
-) -> TopK:
+def _search_shards(shards, queries, k):
     opened = [shard.open() for shard in shards]
     return merge_topk([search_index(index, queries, k, ids) for index, ids in opened], k)
 
@@ -44,7 +40,7 @@ def test_shards_are_all_ads_in_order_and_fit(num_ads, bytes_per_ad, gb_per_shard
 def test_shards_find_what_one_search_finds_to_the_bit(tmp_path, k):
     ads, queries = unit_rows(NUM_ADS, WIDTH, 1), unit_rows(NUM_QUERIES, WIDTH, 0)
     ads[2500:2700], ads[1100:1105] = ads[100:300], ads[7]  # some are in several shards
-    queries[:50] = ads[100:150]
+    queries[:30] = ads[100:130]
     np.save(tmp_path / "all.npy", np.concatenate([queries, ads]))
     shards = embedded_shards(tmp_path / "all.npy", NUM_QUERIES, 0.0011)
     assert [len(shard.rows) for shard in shards] == [1024, 1024, 952]

@@ -17,7 +17,8 @@ from ramen_ray.method.sampling.batches import draw_hard_negatives
 def test_shortlists_are_the_nearest_ads_without_the_positives_and_the_own_text(
     prepared_bag, encoder_path, tmp_path
 ):
-    encoder, data = DualEncoder(build_bag(str(encoder_path))), prepared_bag
+    encoder = DualEncoder(build_bag(str(encoder_path)))
+    data = prepared_bag
     write_shortlists(encoder, data, 12, tmp_path / "shortlists.npy")
     shortlists = map_array(tmp_path / "shortlists.npy")
     queries = encoder.embed_texts(data.queries["train"], np.arange(len(shortlists)))
@@ -50,7 +51,8 @@ def test_shortlists_are_the_nearest_ads_without_the_positives_and_the_own_text(
 )
 def test_hard_negatives_are_distinct_and_from_the_shortlist(ads, lengths, count, epoch):
     shortlists = np.where(np.arange(5) < np.array(lengths)[:, None], ads, -1)
-    rows, ids = np.array([4, 0, 2]), np.array([40, 7, 13])
+    rows = np.array([4, 0, 2])
+    ids = np.array([40, 7, 13])
     drawn = draw_hard_negatives(shortlists, rows, ids, count, (0, epoch))
     alone = draw_hard_negatives(shortlists, rows[1:2], ids[1:2], count, (0, epoch))
     assert alone.tolist() == drawn[1:2].tolist()

@@ -18,24 +18,24 @@ from ramen_ray.method.sampling.curriculum import (
 )
 
 
-def _random_embeddings(num_rows: int, dim: int = 16, seed: int = 0) -> torch.Tensor:
+def _random_embeddings(num_rows, dim=16, seed=0):
     generator = torch.Generator().manual_seed(seed)
     return normalize(torch.randn(num_rows, dim, generator=generator), dim=1)
 
 
-def _planted(num_groups: int, group_size: int) -> tuple[torch.Tensor, np.ndarray]:
+def _planted(num_groups, group_size):
     """Rows around planted centres, in random order, and the group of each."""
     groups = np.random.default_rng(1).permutation(np.repeat(np.arange(num_groups), group_size))
     noise = 0.05 * torch.randn(len(groups), 32, generator=torch.Generator().manual_seed(2))
     return normalize(_random_embeddings(num_groups, 32)[groups] + noise, dim=1), groups
 
 
-def _members(clusters: Clusters) -> list[list[int]]:
+def _members(clusters):
     bounds = np.arange(clusters.num_clusters + 1) * len(clusters.rows) // clusters.num_clusters
     return [clusters.rows[a:b].tolist() for a, b in pairwise(bounds.tolist())]
 
 
-def _mean_cosine_within(embeddings: torch.Tensor, clusters: Clusters) -> float:
+def _mean_cosine_within(embeddings, clusters):
     means = [(embeddings[rows] @ embeddings[rows].T).mean().item() for rows in _members(clusters)]
     return float(np.mean(means))
 
@@ -71,7 +71,7 @@ def test_clusters_repeat_with_the_seed_and_are_found_on_samples_and_in_pieces(mo
         assert _mean_cosine_within(_planted(8, 32)[0], clusters) > 0.6
 
 
-def _halve_naively(embeddings: torch.Tensor, rows: list[int]) -> set[frozenset[int]]:
+def _halve_naively(embeddings, rows):
     """Two-means on one cluster, written out, from the same first centres: its first two rows."""
     vectors = {row: embeddings[row].double() for row in rows}
     half = (len(rows) + 1) // 2
@@ -87,39 +87,14 @@ def _halve_naively(embeddings: torch.Tensor, rows: list[int]) -> set[frozenset[i
 def test_a_level_equals_two_means_on_each_cluster_alone(monkeypatch):
     monkeypatch.setattr(torch, "randperm", lambda n, **_: torch.arange(n))
     monkeypatch.setattr(curriculum, "LEAST_GAIN", -1.0)
-    embeddings, rows = _random_embeddings(96), torch.randperm(96)
+    embeddings = _random_embeddings(96)
+    rows = torch.randperm(96)
     rows = rows.flip(0)
     halved = cut_in_two(embeddings, rows, torch.arange(17), torch.Generator())
     for start in range(0, 96, 12):
         found = halved[start : start + 12].tolist()
         sides = {frozenset(found[:6]), frozenset(found[6:])}
         assert sides == _halve_naively(embeddings, rows[start : start + 12].tolist())
-
-
-@st.composite
-def _clustered(draw_value):
-    """Clusters of a random permutation, and a batch size that four workers can share."""
-    batch_size = 4 * draw_value(st.integers(1, 6))
-    num_queries = batch_size + draw_value(st.integers(0, 100))
-    steps = num_queries // batch_size
-    num_clusters = draw_value(st.sampled_from([1, 4, steps]) | st.integers(1, num_queries))
-    seed = draw_value(st.integers(0, 99))
-    return Clusters(np.random.default_rng(seed).permutation(num_queries), num_clusters), batch_size
-
-
-@given(_clustered(), st.integers(0, 20))
-def test_clustered_batches_take_each_query_once_whatever_the_workers(clustered, epoch):
-    clusters, batch_size = clustered
-    whole = clustered_order(clusters, batch_size, range(batch_size), 3, epoch)
-    assert whole.shape == (len(clusters.rows) // batch_size, batch_size)
-    assert len(set(whole.flatten().tolist())) == whole.size
-    for num_workers in (2, 4):
-        share = batch_size // num_workers
-        parts = [
-            clustered_order(clusters, batch_size, range(a, a + share), 3, epoch)
-            for a in range(0, batch_size, share)
-        ]
-        assert np.concatenate(parts, axis=1).tolist() == whole.tolist()
 
 
 def test_clusters_stay_together_and_their_order_changes_with_the_epoch():

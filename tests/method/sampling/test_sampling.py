@@ -1,5 +1,6 @@
 """The draws: the same global batches for any number of workers, and the right distributions."""
 
+from functools import partial
 from itertools import pairwise, permutations
 
 import numpy as np
@@ -12,10 +13,10 @@ from support import csr_of, rows_of
 from ramen_ray.data.prepared.csr import Csr
 from ramen_ray.method import distributed
 from ramen_ray.method.sampling.batches import (
-    Batch,
     Clusters,
     Sampler,
     SamplingSources,
+    clustered_order,
     draw_ads,
     random_order,
 )
@@ -27,32 +28,37 @@ REGULARIZERS = [Regularizer(name, side) for name in ("links", "topics") for side
 
 
 @st.composite
-def shapes(draw_value):
-    """Number of queries, batch size (a multiple of 4, not larger), seed and epoch."""
+def epochs(draw_value):
+    """How many queries there are, a batch size, and their order, at random or in clusters."""
     batch_size = 4 * draw_value(st.integers(1, 8))
     num_queries = batch_size + draw_value(st.integers(0, 150))
-    return num_queries, batch_size, draw_value(st.integers(0, 50)), draw_value(st.integers(0, 50))
+    seed = draw_value(st.integers(0, 50))
+    order = partial(random_order, num_queries)
+    if draw_value(st.booleans()):
+        few = st.sampled_from([1, 4, num_queries // batch_size])
+        num_clusters = draw_value(few | st.integers(1, num_queries))
+        rows = np.random.default_rng(seed).permutation(num_queries)
+        order = partial(clustered_order, Clusters(rows, num_clusters))
+    epoch = draw_value(st.integers(0, 50))
+    return num_queries, batch_size, lambda slots: order(batch_size, slots, seed, epoch)
 
 
-def _orders_of_workers(num_queries, batch_size, seed, epoch, num_workers):
+@given(epochs(), st.sampled_from([2, 3, 4]))
+def test_an_epoch_takes_each_query_once_but_a_remainder_whatever_the_workers(epoch, num_workers):
+    num_queries, batch_size, order = epoch
+    whole = order(range(batch_size))
     ends = [rank * batch_size // num_workers for rank in range(num_workers + 1)]
-    slots = [range(*bounds) for bounds in pairwise(ends)]
-    return [random_order(num_queries, batch_size, own, seed, epoch) for own in slots]
-
-
-@given(shapes(), st.sampled_from([2, 3, 4]))
-def test_an_epoch_takes_each_query_once_but_a_remainder_whatever_the_workers(shape, num_workers):
-    num_queries, batch_size, _, _ = shape
-    orders = _orders_of_workers(*shape, num_workers)
-    (whole,) = _orders_of_workers(*shape, 1)
-    assert np.concatenate(orders, axis=1).tolist() == whole.tolist()
-    shares = [set(order.flatten().tolist()) for order in orders]
-    for before, after in pairwise(shares):
-        assert max(before) < min(after)
+    parts = [order(range(*bounds)) for bounds in pairwise(ends)]
+    assert np.concatenate(parts, axis=1).tolist() == whole.tolist()
     rows = whole.flatten().tolist()
     assert whole.shape == (num_queries // batch_size, batch_size)
     assert len(set(rows)) == len(rows) == num_queries - num_queries % batch_size
     assert set(rows) <= set(range(num_queries))
+
+
+def test_in_random_order_a_worker_needs_only_its_share_of_the_queries():
+    shares = [random_order(103, 8, range(place, place + 2), 3, 5) for place in range(0, 8, 2)]
+    assert all(before.max() < after.min() for before, after in pairwise(shares))
 
 
 def test_orders_change_with_epoch_and_seed_and_leave_no_query_out_forever():
@@ -67,7 +73,7 @@ def test_orders_change_with_epoch_and_seed_and_leave_no_query_out_forever():
     assert set(taken.flatten().tolist()) == set(range(103))
 
 
-def _columns(batch: Batch) -> np.ndarray:
+def _columns(batch):
     """Lay a batch out as one row a slot: query, ad, hard negatives, and of each graph two ends."""
     ends = [column for drawn in batch.anchors.values() for column in drawn]
     return np.column_stack([batch.queries, batch.ads, batch.hard_negatives, *ends])
@@ -79,12 +85,13 @@ def _columns(batch: Batch) -> np.ndarray:
 )
 def test_batches_do_not_depend_on_the_workers(prepared, num_workers, clustered, nodes, monkeypatch):
     data = TrainingData.from_prepared(prepared, REGULARIZERS)
-    num_queries, draw = len(data.query_ids), np.random.default_rng(0)
+    num_queries = len(data.query_ids)
+    draw = np.random.default_rng(0)
     clusters = Clusters(draw.permutation(num_queries), 8) if clustered else None
     shortlists = draw.integers(0, 40, size=(num_queries, 9), dtype=np.int32)
     sources = SamplingSources(data.graphs, clusters, shortlists)
 
-    def draws_of(rank: int, world_size: int) -> list[np.ndarray]:
+    def draws_of(rank, world_size):
         monkeypatch.setattr(distributed, "world", lambda: (rank, world_size))
         sampler = Sampler(data, 16, seed=3, num_hard_negatives=2, nodes=nodes)
         steps = range(2 * sampler.steps_per_epoch)
@@ -119,7 +126,8 @@ def test_all_nodes_with_edges_are_drawn_alike_clicked_or_not():
     clicks = csr_of([[0, 1]] * 10)
     edges = csr_of([[7], [1, 3], [], [2], [4]])
     data = TrainingData(np.arange(10), clicks, {REGULARIZERS[1]: edges}, {}, {})
-    sampler, sources = Sampler(data, 10, seed=0), SamplingSources(data.graphs)
+    sampler = Sampler(data, 10, seed=0)
+    sources = SamplingSources(data.graphs)
     drawn = [sampler.draw(step, sources, REGULARIZERS) for step in range(NUM_EPOCHS)]
     nodes, anchors = np.concatenate([batch.anchors[REGULARIZERS[1]] for batch in drawn], axis=1)
     _assert_shares(nodes, {0: 1, 1: 1, 3: 1, 4: 1})
@@ -136,7 +144,8 @@ def test_rarely_clicked_nodes_are_drawn_more_often():
     of_queries = csr_of([[0], [1], [], [2]])
     graphs = {REGULARIZERS[0]: of_queries, REGULARIZERS[1]: edges}
     data = TrainingData(np.arange(4), clicks, graphs, {}, {})
-    sampler, sources = Sampler(data, 3, seed=0, nodes="rare"), SamplingSources(graphs)
+    sampler = Sampler(data, 3, seed=0, nodes="rare")
+    sources = SamplingSources(graphs)
     drawn = [sampler.draw(step, sources, REGULARIZERS) for step in range(3 * NUM_EPOCHS)]
     for regularizer, shares in (
         (REGULARIZERS[0], {0: 1 / 3, 1: 1 / 2, 3: 1}),
@@ -152,7 +161,8 @@ def test_queries_without_clicks_are_nodes_but_never_in_the_order():
     clicks, edges = csr_of([[0], [1], [0], [], []]), csr_of([[0], [], [1], [2], [3]])
     data = TrainingData(np.arange(5), clicks, {REGULARIZERS[0]: edges}, {}, {})
     for nodes, expected in (("all", {0, 2, 3, 4}), ("clicked", {0, 1, 2})):
-        sampler, sources = Sampler(data, 3, seed=0, nodes=nodes), SamplingSources(data.graphs)
+        sampler = Sampler(data, 3, seed=0, nodes=nodes)
+        sources = SamplingSources(data.graphs)
         drawn = [sampler.draw(step, sources, REGULARIZERS) for step in range(30)]
         assert sampler.steps_per_epoch == 1
         assert {tuple(sorted(batch.queries.tolist())) for batch in drawn} == {(0, 1, 2)}
@@ -160,7 +170,7 @@ def test_queries_without_clicks_are_nodes_but_never_in_the_order():
         assert set(found.tolist()) == expected
 
 
-def _assert_shares(drawn: np.ndarray, shares: dict[int, float]) -> None:
+def _assert_shares(drawn, shares):
     ids, counts = np.unique(drawn, return_counts=True)
     assert ids.tolist() == sorted(shares)
     share = np.array([shares[i] for i in ids.tolist()])
@@ -168,7 +178,8 @@ def _assert_shares(drawn: np.ndarray, shares: dict[int, float]) -> None:
 
 
 def test_ads_are_drawn_in_proportion_to_their_clicks_on_request():
-    rows, ads = np.repeat(np.arange(10), 3), np.tile([0, 1, 4], 10)
+    rows = np.repeat(np.arange(10), 3)
+    ads = np.tile([0, 1, 4], 10)
     weighted = Csr.from_pairs(rows, ads, 10, np.tile([1.0, 6.0, 3.0], 10))
     data = TrainingData(np.arange(10), csr_of([[0, 1, 4]] * 10), {}, {}, {})
     sampler = Sampler(data, 10, seed=0, clicks=weighted)
@@ -176,7 +187,7 @@ def test_ads_are_drawn_in_proportion_to_their_clicks_on_request():
     _assert_shares(np.concatenate(drawn), {0: 1, 1: 6, 4: 3})
 
 
-def _several(clicks: Csr, num_ads: int, num_epochs: int) -> np.ndarray:
+def _several(clicks, num_ads, num_epochs):
     """Draw for every row in many epochs; returns (epochs, rows, ads)."""
     rows = np.arange(clicks.num_rows)
     return np.stack([draw_ads(clicks, rows, rows + 7, (3, e), num_ads) for e in range(num_epochs)])

@@ -8,13 +8,12 @@ import sys
 import tempfile
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
 from http.client import HTTPException
 from pathlib import Path
 
 import psutil
 import pytest
-from conftest import Head, free_port, running_head
+from conftest import free_port, running_head
 from support import PATIENCE_S, ROOT, the_error, wait_until
 
 LOOPBACK = ("127.", "::1", "::ffff:127.")
@@ -29,7 +28,7 @@ input()
 """
 
 
-def _as_jobs_start_it(folder: Path, **settings: str) -> dict[str, str]:
+def _as_jobs_start_it(folder, **settings):
     """Return the environment of a person's shell, in which nothing of Ray is set."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
     ray = tempfile.mkdtemp(prefix="ray-")  # the path of a socket has at most 107 bytes
@@ -37,7 +36,7 @@ def _as_jobs_start_it(folder: Path, **settings: str) -> dict[str, str]:
     return {**kept, **home, "RAY_ADDRESS": "local", **settings}
 
 
-def _listening(root: int) -> dict[tuple[str, int], str]:
+def _listening(root):
     """Find what the children of a process listen on: (address, port) to their names."""
     return {
         (one.laddr.ip, one.laddr.port): " ".join(process.cmdline())[:120]
@@ -47,7 +46,7 @@ def _listening(root: int) -> dict[tuple[str, int], str]:
     }
 
 
-def _gives_metrics(port: int) -> bool:
+def _gives_metrics(port):
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
             return answer.status == 200
@@ -56,13 +55,13 @@ def _gives_metrics(port: int) -> bool:
 
 
 @pytest.fixture
-def started(tmp_path: Path) -> Iterator[tuple[int, str, int]]:
+def started(tmp_path):
     """A process that has started Ray as jobs do, its session folder and its workers' niceness."""
-    command, environment = [sys.executable, "-c", START], _as_jobs_start_it(tmp_path)
+    command = [sys.executable, "-c", START]
+    environment = _as_jobs_start_it(tmp_path)
     with subprocess.Popen(
         command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
-        assert process.stdout is not None
         yield process.pid, *json.loads(process.stdout.readline())
         process.communicate("\n", timeout=PATIENCE_S)
 
@@ -100,7 +99,7 @@ def test_a_job_without_the_clusters_token_is_told_in_one_line(mode, guarded, tmp
 
 
 @pytest.fixture(scope="module")
-def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Head]:
+def guarded(tmp_path_factory):
     """A head node that wants a token."""
     home = {
         "HOME": str(tmp_path_factory.mktemp("guarded")),
@@ -112,7 +111,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Head]:
         yield head
 
 
-def _asks_for_the_token(head: Head) -> bool:
+def _asks_for_the_token(head):
     try:
         urllib.request.urlopen(f"{head.dashboard}/api/version", timeout=5).close()
     except OSError as error:

@@ -2,7 +2,6 @@
 
 import shutil
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from pathlib import Path
@@ -12,23 +11,22 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from machines import Machines
 from ray.util import placement_group_table
-from support import WAITS_FOR_TASKS, Ended, text_table, wait_until
+from support import WAITS_FOR_TASKS, tables_in, text_table, wait_until
 
-from ramen_ray.config import RunConfig, WorkersConfig, overlay
+from ramen_ray.config import WorkersConfig, overlay
 from ramen_ray.data.store.dataset import Dataset, write_dataset
 from ramen_ray.method.distributed import world
 from ramen_ray.orchestration.cluster.joining import ClusterError
-from ramen_ray.orchestration.deploy.predict import Answered, predict
+from ramen_ray.orchestration.deploy.predict import predict
 from ramen_ray.orchestration.deploy.prediction_files import Asked
 from ramen_ray.orchestration.embed import FEW_TEXTS
 from ramen_ray.orchestration.run import processes
 from ramen_ray.orchestration.run.directory import RunDirectory
-from ramen_ray.orchestration.run.fit import TrainResult, fit
-from ramen_ray.orchestration.run.processes import START_TIMEOUT, WorkerContext, train_in_workers
+from ramen_ray.orchestration.run.fit import fit
+from ramen_ray.orchestration.run.processes import START_TIMEOUT, train_in_workers
 from ramen_ray.orchestration.tune.settings import SweepConfig
-from ramen_ray.orchestration.tune.sweep import SweepResult, sweep
+from ramen_ray.orchestration.tune.sweep import sweep
 from ramen_ray.printed_commands import training_command
 from ramen_ray.tracking.registry import Registry, uri_of
 from tune_spaces import SPACES
@@ -46,12 +44,9 @@ AMID = {
 
 
 @pytest.fixture(scope="module")
-def config(
-    small_run: RunConfig, dataset_path: Path, tmp_path_factory: pytest.TempPathFactory
-) -> RunConfig:
+def config(small_run, dataset_path, tmp_path_factory):
     """A run with all kinds of tasks, and so many texts that Ray Data embeds them for pruning."""
-    handmade = Dataset(dataset_path)
-    tables = {table: handmade.read(table) for table in handmade.tables}
+    tables = tables_in(dataset_path)
     words = sorted(set(" ".join(tables["ads"]["text"].to_pylist()).split()))
     more = [" ".join(pair) for pair in product(words, words)][:FEW_TEXTS]
     tables["ads"] = text_table("ad_id", [*tables["ads"]["text"].to_pylist(), *more])
@@ -69,15 +64,13 @@ def config(
 
 
 @pytest.fixture(scope="module")
-def unharmed(machines: Machines, config: RunConfig, empty_store: Path) -> TrainResult:
+def unharmed(machines, config, empty_store):
     machines.become(1, 1)
     shutil.copy(empty_store, config.output)
     return fit(overlay(config, {"name": "unharmed"}))
 
 
-def _disturbed(
-    job: Callable[[], Ended], begins: Callable[[], bool], disturb: Callable[[], object]
-) -> Ended:
+def _disturbed(job, begins, disturb):
     """Run a job in another thread, and disturb it when something begins."""
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(job)
@@ -99,10 +92,10 @@ def test_a_machine_lost_amid_a_stage_changes_nothing(
     run = overlay(config, {"output": str(tmp_path), "name": "disturbed"})
     amid = []
 
-    def begins() -> bool:
+    def begins():
         return any(tmp_path.glob(AMID[stage]))
 
-    def replace_one() -> None:
+    def replace_one():
         machines.lose()
         amid.append(begins())
         machines.add()
@@ -120,7 +113,7 @@ def test_a_run_without_enough_machines_says_so_and_goes_on_when_there_are(
     workers = {"workers.startup_timeout_s": 5, "workers.max_failures": 1}
     run = overlay(config, {"name": "left-alone", **workers})
     folder = Path(config.output) / "runs" / "left-alone"
-    with pytest.raises(ClusterError, match="had no room for 2 since; add machines"):
+    with pytest.raises(ClusterError):
         _disturbed(lambda: fit(run), lambda: any(folder.glob("checkpoint_0*")), machines.lose)
     patient = overlay(run, {"workers.startup_timeout_s": 600})
     assert _disturbed(lambda: fit(patient), _waits, machines.add).metrics == unharmed.metrics
@@ -143,14 +136,14 @@ def test_a_machine_that_joins_gets_a_worker(machines, tmp_path, monkeypatch):
     monkeypatch.setattr(processes, "SECONDS_BETWEEN_RESIZES", 1.0)
     machines.become(1)
 
-    def wait_for_another(worker: WorkerContext) -> int:
+    def wait_for_another(worker):
         num_workers = world()[1]
         (tmp_path / f"{num_workers}").touch()
         while num_workers == 1:
             time.sleep(0.1)
         return num_workers
 
-    def train() -> int:
+    def train():
         workers = WorkersConfig(num_workers=3, min_workers=1, cpus_per_worker=1)
         return train_in_workers(wait_for_another, workers, tmp_path)
 
@@ -165,7 +158,7 @@ def test_a_machine_that_is_taken_away_after_a_notice_counts_as_no_failure(
     machines.become(1)
     leaving = machines.add()
 
-    def wait_for_a_notice(worker: WorkerContext) -> int:
+    def wait_for_a_notice(worker):
         (tmp_path / f"began{world()[0]}").touch()
         while not (tmp_path / "noticed").exists():
             if worker.machine_leaves():
@@ -173,14 +166,14 @@ def test_a_machine_that_is_taken_away_after_a_notice_counts_as_no_failure(
                 time.sleep(600)  # Ray Train ends it when the machine has to be gone
         return world()[1]
 
-    def train() -> int:
+    def train():
         workers = WorkersConfig(num_workers=2, cpus_per_worker=1, max_failures=0)
         return train_in_workers(wait_for_a_notice, workers, tmp_path)
 
-    def both(what: str) -> bool:
+    def both(what):
         return len(list(tmp_path.glob(f"{what}?"))) == 2
 
-    def take_away() -> None:
+    def take_away():
         machines.add()
         machines.drain(leaving, within_s=20)
         wait_until(lambda: both("told"), "workers are not told that a machine leaves")
@@ -190,7 +183,7 @@ def test_a_machine_that_is_taken_away_after_a_notice_counts_as_no_failure(
     machines.lose(leaving)
 
 
-def _waits() -> bool:
+def _waits():
     return any(group["state"] == "PENDING" for group in placement_group_table().values())
 
 
@@ -201,11 +194,11 @@ def test_a_sweep_with_a_machine_less_has_the_same_results(machines, config):
     settings = SweepConfig(space="optimizer", search="random", num_samples=2, stop_early=False)
     runs = Path(config.output) / "runs"
 
-    def swept(name: str) -> SweepResult:
+    def swept(name):
         named = overlay(trained, {"name": name})
         return sweep(named, settings, SPACES["optimizer"], training_command)
 
-    def both_train() -> bool:
+    def both_train():
         return len({file.parent for file in runs.glob("disturbed-*/checkpoint_0*")}) == 2
 
     machines.become(1, 1)
@@ -215,7 +208,7 @@ def test_a_sweep_with_a_machine_less_has_the_same_results(machines, config):
     assert len(_values(disturbed)) == 2
 
 
-def _values(result: SweepResult) -> list[tuple[str, float | None]]:
+def _values(result):
     return sorted((str(trial.params), trial.value) for trial in result.trials)
 
 
@@ -225,16 +218,17 @@ def test_a_table_is_answered_with_a_machine_less(machines, unharmed, dataset_pat
     model = uri_of(registry.find_logged(unharmed.run.id, None)[1])
     distinct = Dataset(dataset_path).read("queries/train")["text"].to_pylist()
     texts = np.resize(np.array(distinct, dtype=object), 20 * 10_000)
-    queries, answers = tmp_path / "queries.parquet", tmp_path / "answers"
+    queries = tmp_path / "queries.parquet"
+    answers = tmp_path / "answers"
     pq.write_table(pa.table({"text": texts}), queries, row_group_size=10_000)
 
-    made: list[Path] = []
+    made = []
 
-    def disturb() -> None:
+    def disturb():
         machines.lose()
         made.extend(answers.glob("part-*.parquet"))
 
-    def job() -> Answered:
+    def job():
         return predict(registry, model, Asked(str(queries), 3), answers)
 
     done = _disturbed(job, lambda: any(answers.glob("part-*.parquet")), disturb)

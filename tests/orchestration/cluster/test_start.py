@@ -6,7 +6,6 @@ import socket
 import subprocess
 import sys
 from types import SimpleNamespace
-from typing import Any
 
 import psutil
 import pytest
@@ -20,31 +19,21 @@ JOB = SimpleNamespace(main=start_ray)
 
 
 @pytest.mark.parametrize(
-    ("error", "message"),
+    ("error", "place"),
     [
-        (
-            Exception("The current node timed out during startup. This could happen because"),
-            "Ray has not started in time; is the machine too busy? Run the same command again",
-        ),
-        (
-            Exception(DASHBOARD_IS_LATE),
-            "Ray has not started in time; is the machine too busy? Run the same command again",
-        ),
-        (
-            ConnectionError("no cluster at 10.0.0.1:6379.\nDetails"),
-            "no cluster at 10.0.0.1:6379; if",
-        ),
+        (Exception(DASHBOARD_IS_LATE), "Run the same command again"),
+        (ConnectionError("no cluster at 10.0.0.1:6379.\nDetails"), "10.0.0.1:6379"),
     ],
 )
-def test_a_ray_that_does_not_start_is_told_in_one_line(error, message, refused, monkeypatch):
-    def fails(**_: object) -> None:
+def test_a_ray_that_does_not_start_is_told_in_one_line(error, place, refused, monkeypatch):
+    def fails(**_):
         raise error
 
     _without_ray(monkeypatch, fails)
-    assert refused(JOB).startswith(f"error: cannot join the Ray cluster: {message}")
+    assert place in refused(JOB)
 
 
-def _without_ray(monkeypatch: pytest.MonkeyPatch, init: Any) -> None:
+def _without_ray(monkeypatch, init):
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "shutdown", lambda: None)
     monkeypatch.setattr(ray, "init", init)
@@ -55,9 +44,9 @@ def _without_ray(monkeypatch: pytest.MonkeyPatch, init: Any) -> None:
 def test_a_ray_that_is_too_slow_is_started_again_without_what_the_first_has_left(
     said, monkeypatch, caplog
 ):
-    started: list[int] = []
+    started = []
 
-    def is_slow(**_: object) -> None:
+    def is_slow(**_):
         started.append(subprocess.Popen(["sleep", "600"]).pid)
         if len(started) < joining.TRIES:
             raise Exception(said)
@@ -72,7 +61,7 @@ def test_a_ray_that_is_too_slow_is_started_again_without_what_the_first_has_left
 
 
 def test_sigterm_while_ray_starts_ends_a_job_as_at_other_times(run_here, monkeypatch):
-    def starts(**_: object) -> None:
+    def starts(**_):
         signal.signal(signal.SIGTERM, lambda number, _: sys.exit(number))  # as Ray does
         os.kill(os.getpid(), signal.SIGTERM)
 
@@ -98,5 +87,4 @@ def test_a_cluster_that_does_not_answer_is_told_in_one_line(names, refused, monk
             (tmp_path / "ray" / "ray_current_cluster").write_text(address)
         else:
             monkeypatch.setenv("RAY_ADDRESS", address)
-        said = refused(JOB)
-    assert said.startswith(f"error: no Ray cluster answers at {address}, which ")
+        assert address in refused(JOB)

@@ -2,7 +2,6 @@
 
 import unicodedata
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,13 +21,13 @@ WORDS = ["robin", "heron", "sloop", "maple", "flint", "tango", "old", "new", "Sm
 TWINS = ["heron sloop", "Heron, sloop!", "heron  sloop", "heron sloop heron sloop"]
 
 
-def _texts(count: int) -> list[str]:
+def _texts(count):
     draw = np.random.default_rng(2)
     made = [" ".join(draw.choice(WORDS, draw.integers(1, 4))) for _ in range(count)]
     return list(dict.fromkeys(made + TWINS))
 
 
-def _embedding_similarities(texts: list[str], folder: Path, max_length: int) -> np.ndarray:
+def _embedding_similarities(texts, folder, max_length):
     encoder = build_transformer(str(folder))
     tokenize = text_tokenizer(encoder.tokenizer, max_length, True)
     with torch.inference_mode():
@@ -37,9 +36,7 @@ def _embedding_similarities(texts: list[str], folder: Path, max_length: int) -> 
     return embeddings @ embeddings.T
 
 
-def _brute_force(
-    texts: list[str], similarities: np.ndarray, limits: SimilarSettings
-) -> list[list[float]]:
+def _brute_force(texts, similarities, limits):
     """The similarities of each text's anchors, best first."""
     plain = [
         "".join(c for c in text.lower() if unicodedata.category(c)[0] in "LMNS") for text in texts
@@ -55,7 +52,7 @@ def _brute_force(
     return found
 
 
-def _shop(texts: list[str], folder: Path) -> Path:
+def _shop(texts, folder):
     """A dataset directory whose ads are ``texts``, as are its queries."""
     tables = {"ads": text_table("ad_id", texts)}
     for split in ("train", "validation", "test"):
@@ -63,27 +60,15 @@ def _shop(texts: list[str], folder: Path) -> Path:
     return write_dataset(folder / "shop", tables, name="shop").path
 
 
-def _linked(texts: list[str], limits: SimilarSettings, folder: Path) -> list[dict[str, float]]:
+def _linked(texts, limits, folder):
     """The similar texts of each of ``texts``, which are the ads of a dataset directory."""
     path = _shop(texts, folder)
     add_similar(path, "near", replace(limits, protocol="as-published"))
     anchors = Dataset(path).read("anchors/near")["text"].to_pylist()
-    linked: list[dict[str, float]] = [{} for _ in texts]
+    linked = [{} for _ in texts]
     for edge in Dataset(path).read("edges/near/ad").to_pylist():
         linked[edge["ad_id"]][anchors[edge["anchor_id"]]] = edge["weight"]
     return linked
-
-
-def _check(
-    texts: list[str], similarities: np.ndarray, limits: SimilarSettings, folder: Path
-) -> None:
-    found = _linked(texts, limits, folder)
-    expected = _brute_force(texts, similarities, limits)
-    assert sum(map(len, expected)) > 100
-    for row, (one, other) in enumerate(zip(found, expected, strict=True)):
-        assert sorted(one.values(), reverse=True) == pytest.approx(other, abs=1e-5)
-        for text, weight in one.items():
-            assert weight == pytest.approx(similarities[row, texts.index(text)], abs=1e-5)
 
 
 def test_texts_of_other_words_are_no_duplicates(tmp_path):
@@ -110,7 +95,14 @@ def test_an_encoder_finds_what_brute_force_finds(
     limits = SimilarSettings(
         str(encoder_path), top_k=3, min_similarity=0.71234, max_similarity=0.95123, max_length=12
     )
-    _check(texts, _embedding_similarities(texts, encoder_path, 12), limits, tmp_path)
+    similarities = _embedding_similarities(texts, encoder_path, 12)
+    linked = _linked(texts, limits, tmp_path)
+    expected = _brute_force(texts, similarities, limits)
+    assert sum(map(len, expected)) > 100
+    for row, (anchors, near) in enumerate(zip(linked, expected, strict=True)):
+        assert sorted(anchors.values(), reverse=True) == pytest.approx(near, abs=1e-5)
+        for text, weight in anchors.items():
+            assert weight == pytest.approx(similarities[row, texts.index(text)], abs=1e-5)
 
 
 def test_texts_whose_nearest_are_duplicates_are_counted(tmp_path, monkeypatch):
@@ -157,7 +149,7 @@ def test_an_approximate_search_tells_its_recall(copied, encoder_path, monkeypatc
     assert counts["% of nearest texts found"] == pytest.approx(share, abs=8)
 
 
-def _pairs(dataset: Dataset, name: str) -> list[tuple[int, str]]:
+def _pairs(dataset, name):
     anchors = dataset.read(f"anchors/{name}")["text"].to_pylist()
     edges = dataset.read(f"edges/{name}/ad").to_pylist()
     return [(edge["ad_id"], anchors[edge["anchor_id"]]) for edge in edges]

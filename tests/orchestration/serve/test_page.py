@@ -3,7 +3,6 @@
 import random
 import shutil
 import threading
-from typing import Any
 
 import numpy as np
 import pytest
@@ -27,7 +26,7 @@ CHALLENGER = "models:/page@challenger"
 
 
 @pytest.fixture(scope="module")
-def registry(store, dataset_path, tmp_path_factory) -> Registry:
+def registry(store, dataset_path, tmp_path_factory):
     """A store with a champion whose ads have a market, one of which never has clicks, and more."""
     path = with_markets(dataset_path, tmp_path_factory.mktemp("page") / "mine")
     made = Registry(store.uri)
@@ -37,7 +36,7 @@ def registry(store, dataset_path, tmp_path_factory) -> Registry:
     return made
 
 
-def _why(client: TestClient, ad_id: int) -> list[dict[str, Any]]:
+def _why(client, ad_id):
     return client.get("/why", params={"query": QUERY, "ad_id": str(ad_id)}).json()
 
 
@@ -47,7 +46,7 @@ def test_why_tells_the_clicks_and_the_anchors_of_an_ad(registry, dataset_path):
     ads = dataset.read("ads")["text"].to_pylist()
     embed = registry.load(CHAMPION).embed
 
-    def nearest(rows: list[dict[str, Any]]) -> list[float]:
+    def nearest(rows):
         texts = [row["text"] for row in rows]
         return sorted((embed(texts) @ embed([QUERY])[0]).tolist(), reverse=True)[:5]
 
@@ -111,7 +110,7 @@ def test_a_challenger_is_asked_after_the_answer(registry, monkeypatch):
     assert 0 < sum(overlaps) < len(texts)
     may_answer = threading.Event()
 
-    def ask_later(retriever: Any, queries: list[Any], params: dict[str, Any]) -> Any:
+    def ask_later(retriever, queries, params):
         if not retriever.ads.columns:  # those of the challenger have none
             may_answer.wait(PATIENCE_S)
         return ask(retriever, queries, params)
@@ -120,7 +119,7 @@ def test_a_challenger_is_asked_after_the_answer(registry, monkeypatch):
     monkeypatch.setattr(shadow, "MOST_WAITING", 1)
     settings = ServerSettings(shadow=CHALLENGER, shadow_share=1.0)
 
-    def count(status: int) -> float:
+    def count(status):
         return figures_at(port).get(f'ramen_shadow_requests_total{{status="{status}"}}', 0)
 
     with serving(app_of(registry, CHAMPION, settings)) as port:

@@ -2,9 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import Any, cast
 
 import pytest
 from conftest import free_port
@@ -24,17 +22,17 @@ pytest.importorskip("grpc_reflection", reason="ray[serve] is not installed")
 class _Dying:
     """In place of a handle of Ray Serve: two replicas die, the third answers."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.outcomes = [ActorDiedError(), ActorUnavailableError("away", None), (40, ["market"])]
         self.ask = self
 
-    def broadcast(self, method: str, uri: str) -> Any:
+    def broadcast(self, method, uri):
         return SimpleNamespace(results=lambda timeout_s: [None])
 
-    def remote(self, uri: str, method: str) -> Any:
+    def remote(self, uri, method):
         return self
 
-    def result(self, timeout_s: float) -> Any:
+    def result(self, timeout_s):
         outcome = self.outcomes.pop(0)
         if isinstance(outcome, Exception):
             raise outcome
@@ -44,7 +42,7 @@ class _Dying:
 def test_another_replica_answers_if_one_dies_meanwhile():
     from ramen_ray.orchestration.serve.replicas import HeldByReplicas
 
-    held = HeldByReplicas(cast(Any, _Dying()), "models:/any/1")
+    held = HeldByReplicas(_Dying(), "models:/any/1")
     assert (held.num_ads, held.columns) == (40, ["market"])
 
 
@@ -53,13 +51,13 @@ def test_a_replica_answers_while_it_loads_another_version(monkeypatch):
 
     may_load = threading.Event()
 
-    def hold(_: Any, uri: str) -> Any:
+    def hold(_, uri):
         assert uri == "old" or may_load.wait(PATIENCE_S)
         return SimpleNamespace(answer=lambda: uri)
 
     monkeypatch.setattr(replicas, "Registry", lambda store: store)
 
-    async def ask() -> list[Any]:
+    async def ask():
         replica = replicas.Replica("a store", hold)
         answers = [await replica.ask("old", "answer")]
         loading = asyncio.create_task(replica.load("new"))
@@ -94,7 +92,7 @@ def test_shards_find_what_one_search_finds(store, dataset_path, tmp_path, monkey
 
 
 @pytest.fixture
-def _serve(cluster: None) -> Iterator[None]:
+def _serve(cluster):
     """A cluster without Ray Serve after the test."""
     yield
     from ray import serve

@@ -1,18 +1,12 @@
 """Replicas and shards on two machines: no request is lost, whatever dies."""
 
-import threading
 from collections import Counter
-from collections.abc import Collection, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import product
-from typing import Any
 
-import psutil
 import pytest
 from conftest import TOPICS
-from machines import Machines
-from serving import asked, figures_at, replicas_here, serving
+from serving import asked, clients, figures_at, replicas_here, serving
 from support import PATIENCE_S, wait_until, write_rows
 
 from jobs import index
@@ -28,7 +22,7 @@ TEXTS = ["robin nest", "oak"]
 BODY = {"inputs": TEXTS, "params": {"top_k": 3}}
 
 
-def _die(replicas: list[psutil.Process], name: str = "") -> None:
+def _die(replicas, name=""):
     """Kill replicas, and wait until there are as many of this name as before."""
     number = len(replicas_here(name))
     for replica in replicas:
@@ -37,7 +31,7 @@ def _die(replicas: list[psutil.Process], name: str = "") -> None:
 
 
 @pytest.fixture
-def two_machines(machines: Machines, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machines]:
+def two_machines(machines, monkeypatch):
     """Two machines, without Ray Serve after the test; clients wait as long as others start."""
     monkeypatch.setattr("ramen_ray.orchestration.serve.replicas.ANSWERS_WITHIN_S", PATIENCE_S)
     monkeypatch.setattr(server, "ANSWER_S", PATIENCE_S)
@@ -49,7 +43,7 @@ def two_machines(machines: Machines, monkeypatch: pytest.MonkeyPatch) -> Iterato
 
 
 @contextmanager
-def _served(registry: Registry, model_uri: str, settings: ServerSettings) -> Iterator[int]:
+def _served(registry, model_uri, settings):
     """Serve by replicas until the block ends; yields the port."""
     from ramen_ray.orchestration.serve.replicas import replicas
 
@@ -57,32 +51,6 @@ def _served(registry: Registry, model_uri: str, settings: ServerSettings) -> Ite
         app = app_of(registry, model_uri, settings, hold)
         with serving(app) as port:
             yield port
-
-
-@contextmanager
-def _clients(
-    port: int, expected: dict[str, Any], refusals: Collection[int] = ()
-) -> Iterator[list[str]]:
-    """Let four clients ask until the block ends; yields the versions that answered."""
-    ended = threading.Event()
-    answered = list[str]()
-
-    def ask_on(_: int) -> None:
-        while not ended.is_set():
-            status, headers, content = asked(port, "/invocations", BODY)
-            if status in refusals:
-                continue
-            assert status == 200, content
-            assert content["predictions"] == expected[headers["X-Model"]]
-            answered.append(headers["X-Model"])
-
-    with ThreadPoolExecutor(4) as pool:
-        clients = pool.map(ask_on, range(4))
-        try:
-            yield answered
-        finally:
-            ended.set()
-        assert len([*clients]) == 4
 
 
 def test_no_request_is_lost_while_versions_change_and_replicas_and_a_machine_die(
@@ -96,7 +64,7 @@ def test_no_request_is_lost_while_versions_change_and_replicas_and_a_machine_die
         expected[uri] = registry.load(uri).answer(TEXTS, 3).to_pylist()
     assert expected["models:/spread/1"] != expected["models:/spread/2"]
 
-    def move_to(version: str) -> None:
+    def move_to(version):
         store.client.set_registered_model_alias("spread", "champion", version)
         wait_until(
             lambda: asked(port, "/ready")[2]["version"] == version, f"{version} is not served"
@@ -105,7 +73,7 @@ def test_no_request_is_lost_while_versions_change_and_replicas_and_a_machine_die
     champion = "models:/spread@champion"
     settings = ServerSettings(follow_s=0.05, replicas=2)
     with _served(registry, champion, settings) as port:
-        with _clients(port, expected) as answered:
+        with clients(port, BODY, expected) as answered:
             move_to("1")
             assert len({replica.ppid() for replica in replicas_here()}) == 2  # on both machines
             _die(replicas_here()[:1])
@@ -146,7 +114,7 @@ def test_shards_on_two_machines_answer_while_replicas_come_and_shards_die(
         assert len({process.ppid() for process in replicas_here()}) == 2  # on both machines
         assert (len(replicas_here()), len(replicas_here(":shard-"))) == (3, 2)
         # nobody else has a shard, so on a busy machine its clients may wait in vain for a new one
-        with _clients(port, expected, refusals=[503]) as answered:
+        with clients(port, BODY, expected, refusals=[503]) as answered:
             wait_until(lambda: len(replicas_here()) == 4, "no replica comes")
             _die(replicas_here(":shard-1"), ":shard-1")
             _die(replicas_here(":shard-"), ":shard-")
