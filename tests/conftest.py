@@ -54,6 +54,8 @@ from support import (
     text_table,
     the_error,
     wait_until,
+    with_ids,
+    with_tables,
 )
 
 from ramen_ray.command_line import run_job
@@ -103,7 +105,8 @@ def _make_queries(
     draw: np.random.Generator, ads: list[list[str]], topics: list[int]
 ) -> tuple[list[str], list[list[int]]]:
     """Two words of a first ad, at times a common one, and up to two more ads of its topic."""
-    texts, clicks = [], []
+    texts = []
+    clicks = []
     for topic in topics:
         ad_ids = _pick(draw, range(topic, len(ads), 6), int(draw.integers(1, 4)))
         words = _pick(draw, ads[ad_ids[0]][:3], 2) + _pick(draw, COMMON_WORDS, 1)
@@ -212,11 +215,8 @@ def split_path(dataset_path, tmp_path_factory) -> Path:
     """A zero-shot split of the handmade dataset whose queries and ads have ids of the user's."""
     folder = tmp_path_factory.mktemp("novel")
     handmade = Dataset(dataset_path)
-    tables = {table: handmade.read(table) for table in handmade.tables}
-    for table in ("ads", "queries/test"):
-        own = pa.array([f"{table}-{row}" for row in range(len(tables[table]))])
-        tables[table] = tables[table].append_column("source_id", own)
-    parent = write_dataset(folder / "parent", tables, name="handmade")
+    tables = {table: with_ids(handmade.read(table), table) for table in ("ads", "queries/test")}
+    parent = with_tables(handmade, folder / "parent", tables)
     return make_novel_split(parent.path, folder / "split", NovelSettings(0.3)).path
 
 
@@ -534,7 +534,8 @@ def free_port() -> int:
 def running_head(port: int, *flags: str, **environment: str) -> Iterator[Head]:
     """Run a head node of its own on loopback; its port is ``port``."""
     command = [str(Path(sys.executable).parent / "ray"), "start", "--head", "--block"]
-    dashboard_port, agent_port = free_port(), free_port()
+    dashboard_port = free_port()
+    agent_port = free_port()
     command += [f"--port={port}", f"--dashboard-port={dashboard_port}"]
     command += [f"--dashboard-agent-listen-port={agent_port}"]
     command += ["--min-worker-port=0", "--max-worker-port=0"]

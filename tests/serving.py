@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-import pyarrow as pa
 from starlette.applications import Starlette
-from support import PATIENCE_S, tables_in
+from support import PATIENCE_S, with_tables
 
-from ramen_ray.data.store.dataset import write_dataset
+from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.orchestration.serve.connections import server_of
 
 AS_JSON = {"Content-Type": "application/json"}
@@ -82,10 +81,11 @@ def figures_at(port: int) -> dict[str, float]:
 
 def with_markets(dataset: Path, folder: Path) -> Path:
     """Copy a dataset, whose ads get a market, but every third; returns where it is."""
-    tables = tables_in(dataset)
-    markets = [("DE", "<b>FR</b>", None)[ad % 3] for ad in range(len(tables["ads"]))]
-    tables["ads"] = tables["ads"].append_column("filter_market", pa.array(markets, pa.string()))
-    return write_dataset(folder, tables, name=folder.name).path
+    opened = Dataset(dataset)
+    ads = opened.read("ads")
+    markets = [("DE", "<b>FR</b>", None)[ad % 3] for ad in range(len(ads))]
+    ads = ads.append_column("filter_market", [markets])
+    return with_tables(opened, folder, {"ads": ads}).path
 
 
 def replicas_here(name: str = "") -> list[psutil.Process]:

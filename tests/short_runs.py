@@ -61,7 +61,9 @@ class Run:
         schedule: tuple[int, int] = (4, 40),
     ) -> None:
         """Begin; ``rates`` are lr, weight decay and the embeddings' lr."""
-        self.model, self.sampler, self.objective = DualEncoder(encoder), sampler, objective
+        self.model = DualEncoder(encoder)
+        self.sampler = sampler
+        self.objective = objective
         trained: nn.Module = self.model
         if distributed.is_initialized():
             trained = nn.parallel.DistributedDataParallel(trained)
@@ -96,7 +98,9 @@ class ConfiguredRun(Run):
     """A training that is built of a configuration, or goes on with the model in a folder."""
 
     def __init__(self, config: RunConfig, data: Prepared, folder: Path | None = None) -> None:
-        self.config, self.data, self.objective = config, data, build_objective(config)
+        self.config = config
+        self.data = data
+        self.objective = build_objective(config)
         if folder is not None:
             self.model = load_model(folder, held_classifiers(config, data))
         else:

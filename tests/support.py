@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from html import unescape
@@ -43,7 +43,7 @@ from ramen_ray.data.prepared.stages import (
     write_parts,
     write_whole_tables,
 )
-from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.data.store.dataset import Dataset, write_dataset
 from ramen_ray.data.tables.clicks.import_tables import import_tables
 from ramen_ray.data.tables.clicks.settings import UserTables
 from ramen_ray.data.tables.reading import loading
@@ -233,6 +233,16 @@ def node_edges(
     return pa.table({id_column: nodes, "anchor_id": flat, "weight": weight})
 
 
+def with_ids(rows: pa.Table, prefix: str) -> pa.Table:
+    """Give rows a user's ids: the prefix and their numbers."""
+    return rows.append_column("source_id", [[f"{prefix}{number}" for number in range(len(rows))]])
+
+
+def with_tables(dataset: Dataset, folder: Path, tables: Mapping[str, pa.Table]) -> Dataset:
+    """Write a dataset with these tables beside its own, or in their place."""
+    return write_dataset(folder, {**tables_in(dataset.path), **tables}, name=dataset.name)
+
+
 def csr_of(rows: Sequence[Sequence[int]]) -> Csr:
     """Build the CSR form of ``rows`` of distinct column ids."""
     pairs = [(row, column) for row, columns in enumerate(rows) for column in columns]
@@ -273,7 +283,8 @@ def prepare_in_process(
     num_rows = check_structure(dataset)
     check(dataset)
     tokenizer = text_tokenizer(load_tokenizer(pretrained), max_length, add_special_tokens)
-    text_tables, edge_tables = [], []
+    text_tables = []
+    edge_tables = []
     for table in read_tables(dataset):
         rows = dataset.read(table)
         if table.startswith("edges/"):
@@ -371,7 +382,8 @@ def table_with_code(file: Path, nested: str) -> pa.Table:
 
 def tables_of_page(page: Path) -> dict[str, list[list[str]]]:
     """Read the rows of cells of each table of a report's page, by its title."""
-    html, tables = page.read_text(encoding="utf-8"), {}
+    html = page.read_text(encoding="utf-8")
+    tables = {}
     for title, table in re.findall(r"<summary>(.*?)</summary>(.*?)</details>", html, re.DOTALL):
         rows = re.findall(r"<tr>(.*?)</tr>", table, re.DOTALL)[1:]
         tables[unescape(title)] = [

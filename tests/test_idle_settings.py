@@ -4,9 +4,7 @@ import pytest
 import torch
 
 from benchmarks.in_process import train
-from jobs.train import JobSettings
-from ramen_ray.command_line import parse_with_run_config
-from ramen_ray.config import ConfigError, flatten, overlay
+from ramen_ray.config import flatten, overlay
 from ramen_ray.idle_settings import advice_on_idle
 from ramen_ray.presets import tiny
 
@@ -85,22 +83,6 @@ def _other(key, value):
     if value is None or value == 0:
         return 1
     return type(value)(value * 2) if isinstance(value, int) else value / 2
-
-
-@pytest.mark.parametrize(
-    ("words", "key"),
-    [
-        ("bag --loss.temperature 0.1", "loss.temperature"),
-        ("bag --classifier.lr 0.1", "classifier.lr"),
-        ("bag-unidec --walk.num-hops 9", "walk.num_hops"),
-        ("bag --base.cluster-size 8", "base.cluster_size"),
-        ("bag --encoder.num-layers 2", "encoder.num_layers"),
-        ("bag-unidec --workers.gpus-per-worker 1", "workers.gpus_per_worker"),
-    ],
-)
-def test_a_setting_that_does_nothing_is_refused_by_name(words, key):
-    with pytest.raises(ConfigError, match=rf"^{key.replace('.', '[.]')} does nothing"):
-        parse_with_run_config(JobSettings(), "", words.split())
 
 
 @pytest.mark.parametrize("name", CONFIGS)

@@ -1,13 +1,11 @@
 """Which names from outside are allowed, and what becomes of other texts."""
 
-import re
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs import ablate, train, tune
 from ramen_ray.data.store.dataset import Dataset, DatasetError, write_dataset
 from ramen_ray.naming import BadNameError, checked_name, dataset_name, joined_name, name_like
 
@@ -30,20 +28,6 @@ def test_a_name_can_be_made_from_any_text(text):
 def test_joined_names_are_names_and_stay_different(parts):
     joined = checked_name(joined_name(*parts))
     assert joined == "-".join(parts) or joined != joined_name(*parts, "2")
-
-
-def test_jobs_refuse_it_before_they_begin(run_here, tmp_path):
-    given = [name for name in BAD if name[:1] != "-" and "\0" not in name]
-    cases = [(train, "name", name) for name in given]
-    cases += [(job, "experiment", "../x") for job in (train, tune, ablate)]
-    for job, flag, name in cases:
-        output = tmp_path / "outputs" / "deep"
-        code, said = run_here(job, "tiny", f"--{flag}", name, "--output", output)
-        assert code == 2, said
-        refused = rf"{flag}: .* is not a valid name|is not UTF-8|--{flag} .* has the control"
-        assert re.search(refused, said), said
-        assert said.count("\n") == 1, said
-    assert not list(tmp_path.iterdir())
 
 
 def test_a_dataset_has_the_name_of_its_folder_or_the_given_one(dataset_path, tmp_path):

@@ -34,7 +34,8 @@ def weights_of(dataset: Dataset, table: str, left: str, right: str) -> dict[tupl
 
     Each has its weight, which is 1 in a table without weights.
     """
-    left_texts, right_texts = column_of(dataset, left), column_of(dataset, right)
+    left_texts = column_of(dataset, left)
+    right_texts = column_of(dataset, right)
     from_ids, to_ids, *weights = dataset.read(table).to_pydict().values()
     pairs = ((left_texts[a], right_texts[b]) for a, b in zip(from_ids, to_ids, strict=True))
     return dict(zip(pairs, *weights or [repeat(1.0)], strict=False))

@@ -41,7 +41,8 @@ def test_items_come_in_order_from_another_thread_and_its_error_in_the_place_of_i
             yield number
         raise ValueError("the third")
 
-    ahead, found = prefetched(items()), []
+    ahead = prefetched(items())
+    found = []
     with pytest.raises(ValueError, match="the third"):
         for item in ahead:
             found.append(item)

@@ -35,7 +35,8 @@ def test_losses_weights_and_metrics_are_those_of_a_job(
     job = ConfiguredRun(config, prepared_bag)
     assert job.objective.names == NAMES
     job.model.part = "both"
-    expected, epochs = [], []
+    expected = []
+    epochs = []
     for epoch in range(4):
         job.state.prepare_next_steps()
         stop = (epoch + 1) * job.sampler.steps_per_epoch

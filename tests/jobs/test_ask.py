@@ -1,9 +1,6 @@
 """Queries asked in a terminal: which retriever answers, and what is printed."""
 
 import json
-import shutil
-
-import pytest
 
 from jobs import ask
 from ramen_ray.tracking.registry import Registry
@@ -39,22 +36,3 @@ def test_a_query_is_answered_by_the_run_that_is_named_or_finished_last(store, do
     assert f"asked: {uri}\nnext:  python jobs/predict.py --model {uri} " in printed
     for named in (uri, store.output / "runs" / "mine", run_id):
         assert _rows(done(ask, "robin nest", "--model", named, *ads)) == [first, second]
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--model", "no/run"], "the folder no/run does not exist; give one such as outputs/runs/"),
-        (["--output", "outputs"], "has no finished run; train one"),
-        (["--output", "missing"], "there is no folder missing; "),
-        (["--top-k", "100000", "--output", "{output}"], "so it must be from 1 to"),
-    ],
-)
-def test_what_cannot_be_asked_is_one_clear_line(
-    words, message, store, empty_store, refused, tmp_path, monkeypatch
-):
-    monkeypatch.chdir(tmp_path)
-    shutil.copytree(empty_store.parent, "outputs")
-    given = [word.format(output=store.output) for word in words]
-    assert message in refused(ask, "robin", *given)
-    assert [path.name for path in tmp_path.iterdir()] == ["outputs"]

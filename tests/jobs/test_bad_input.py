@@ -3,14 +3,12 @@
 import json
 import os
 import re
-from pathlib import Path
 
 import pytest
 
-from jobs import ingest, train
+from jobs import train
 from ramen_ray.orchestration.cluster import joining
 
-WEEK = Path(__file__).parents[2] / "datasets/shop/week_1"
 DEEP = '{"a":' * 50_000 + "1" + "}" * 50_000
 
 
@@ -46,47 +44,9 @@ def test_config_files(case, run_here, tmp_path):
     _expect(run_here(train, "--config", file), message)
 
 
-SETTINGS = {
-    "endless seed": (train, ["tiny", "--seed", "9" * 5000], "seed: Exceeds the limit"),
-    "output in a bucket": (train, ["tiny", "--output", "s3://bucket"], "must be a folder"),
-    "output with a quoted letter": (train, ["tiny", "--output", "a%41b"], "takes % in it for"),
-    "clicks in a device": (
-        ingest,
-        ["tables", "--clicks", "/dev/null", "--output", "out"],
-        "/dev/null is a pipe or a device",
-    ),
-    "no memory": (
-        ingest,
-        [
-            *("tables", "--clicks", WEEK / "clicks.csv", "--ads", WEEK / "catalogue.csv"),
-            *("--columns.ad-text", "title", "--output", "out", "--memory", "1KB"),
-        ],
-        "needs more memory than 1KB; give more with --memory",
-    ),
-    "a dataset in a bucket": (
-        ingest,
-        ["novel", "--dataset", "{dataset}", "--output", "s3://bucket/files"],
-        "output s3:/bucket/files: a file or folder is needed",
-    ),
-    "long output": (
-        ingest,
-        ["novel", "--dataset", "{dataset}", "--output", "x" * 300],
-        "File name too long",
-    ),
-}
-
-
-@pytest.mark.parametrize("case", SETTINGS)
-def test_settings(case, run_here, tmp_path, dataset_path, monkeypatch):
-    job, arguments, message = SETTINGS[case]
-    monkeypatch.chdir(tmp_path)
-    filled = [str(word).replace("{dataset}", str(dataset_path)) for word in arguments]
-    _expect(run_here(job, *filled), message)
-    assert list(tmp_path.iterdir()) == []
-
-
 RUNS_CODE = {"AutoConfig": "own.C", "AutoModel": "own.M", "AutoTokenizer": ["own.T", "own.T"]}
-BERT, OWN = '{"model_type": "bert"}', json.dumps({"model_type": "own", "auto_map": RUNS_CODE})
+BERT = '{"model_type": "bert"}'
+OWN = json.dumps({"model_type": "own", "auto_map": RUNS_CODE})
 OWN_TOKENIZER = json.dumps({"auto_map": RUNS_CODE, "tokenizer_class": "T"})
 ENCODERS = {
     "without end": ({"config.json": DEEP}, "cannot load an encoder"),
@@ -110,7 +70,8 @@ NAMES = ["package:os.path/x", "package:..x/x", "x\0y"]
 @pytest.mark.parametrize("case", [*ENCODERS, *NAMES])
 def test_encoders(case, run_here, tmp_path, dataset_path, monkeypatch):
     files, message = ENCODERS.get(case, ({}, "encoder"))
-    folder, ran = tmp_path / "encoder", tmp_path / "ran"
+    folder = tmp_path / "encoder"
+    ran = tmp_path / "ran"
     folder.mkdir()
     for name, content in {**files, "own.py": f"open({str(ran)!r}, 'w')"}.items():
         (folder / name).write_text(content)

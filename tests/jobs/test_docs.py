@@ -77,7 +77,8 @@ def test_from_sweep_to_service(project, environment):
             if not any(server in block for server in SERVERS):
                 printed += _run(language, block, project, environment)
                 continue
-            port, log = re.findall(r"--port (\d+)", block)[0], project / "server.log"
+            port = re.findall(r"--port (\d+)", block)[0]
+            log = project / "server.log"
             with socket.socket() as probe:
                 taken = not probe.connect_ex(("127.0.0.1", int(port)))
             assert not taken, f"another server has port {port}, which the guide uses; end it first"

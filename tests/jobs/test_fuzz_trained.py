@@ -24,7 +24,8 @@ CLICKS = st.lists(st.fixed_dictionaries({"query": TEXT, "ad": TEXT}), min_size=8
 
 def _train_a_step(clicks, encoder, folder):
     """Import clicks, prepare and train a step as the commands do, but for Ray."""
-    file, dataset = folder / "clicks.jsonl", folder / "dataset"
+    file = folder / "clicks.jsonl"
+    dataset = folder / "dataset"
     file.write_text("\n".join(map(json.dumps, clicks)))
     changes = {
         "dataset": str(dataset),

@@ -32,6 +32,7 @@ def _log(dataset):
     rows += [(f"s{session}", START + 20.0, test_query.upper(), ads[0]) for session in range(80)]
     rows += [("huge", START + second, f"only once {second}", ads[0]) for second in range(3000)]
     rows += [(None, START, queries[0], ads[0]), ("s1", "noon", queries[0], ads[0])]
+    rows += [("s1", START, None, ads[0])]
     return pd.DataFrame(rows, columns=["session_id", "time", "query", "ad_id"]).sample(
         frac=1, random_state=0
     )
@@ -51,7 +52,8 @@ def test_a_log_becomes_two_anchor_sets_that_a_command_uses(copied, tmp_path, don
     assert counts["sessions cut"] == 1
     assert counts["events dropped"] == 2900
     assert counts["rows of validation and test queries"] == 80
-    assert counts["rows without a session"] == counts["rows without a time"] == 1
+    for what in ("session", "time", "query"):
+        assert counts[f"rows without a {what}"] == 1
     assert counts["clicks on unknown ads"] == 80
     command, hint = printed[-2:]
     flags = shlex.split(command.split("jobs/train.py")[1])

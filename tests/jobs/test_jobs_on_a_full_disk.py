@@ -33,7 +33,8 @@ def test_an_import_leaves_nothing_on_a_full_disk(cluster, small_disk, done, refu
     resize(small_disk, 20_000)
     for folder in (small_disk, tmp_path):
         done(ingest, *flags, folder / "mine")
-    dataset, elsewhere = Dataset(small_disk / "mine"), Dataset(tmp_path / "mine")
+    dataset = Dataset(small_disk / "mine")
+    elsewhere = Dataset(tmp_path / "mine")
     assert set(dataset.tables) == set(elsewhere.tables)
     assert all(dataset.read(table) == elsewhere.read(table) for table in dataset.tables)
 
@@ -62,7 +63,8 @@ def test_predictions_go_on_when_there_is_room_again(
     for folder in (small_disk, tmp_path):
         code, said = predict(folder / "answers")
         assert code == 0, said
-    found, expected = _files(small_disk / "answers"), _files(tmp_path / "answers")
+    found = _files(small_disk / "answers")
+    expected = _files(tmp_path / "answers")
     assert [part.read_bytes() for part in found] == [part.read_bytes() for part in expected]
     assert len(found) == 6
 

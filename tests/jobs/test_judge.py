@@ -140,7 +140,9 @@ def test_a_person_judges_by_keys_and_goes_on_after_a_kill(
 
 
 def test_models_judge_through_files_and_bad_lines_are_told(words, run_here, tmp_path):
-    folder, prompts, grades = tmp_path / "j", tmp_path / "prompts", tmp_path / "grades"
+    folder = tmp_path / "j"
+    prompts = tmp_path / "prompts"
+    grades = tmp_path / "grades"
     assert run_here(judge, *words, "--export-prompts", prompts)[0] == 0
     rows = [json.loads(line) for line in prompts.read_text().splitlines()]
     drawn = _drawn(folder)

@@ -9,12 +9,12 @@ import pyarrow as pa
 import pytest
 import torch
 from sentence_transformers import CrossEncoder
-from support import errors_in
+from support import errors_in, with_ids, with_tables
 from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification
 from written_out import plain
 
 from jobs import score
-from ramen_ray.data.store.dataset import Dataset, write_dataset
+from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.store.schemas import JUDGEMENTS
 from ramen_ray.tracking.registry import Registry, uri_of
 
@@ -33,12 +33,10 @@ def models(store, dataset_path):
 def dataset(dataset_path, tmp_path):
     """The dataset with judgements of a person and of an earlier teacher."""
     before = Dataset(dataset_path)
-    tables = {table: before.read(table) for table in before.tables}
-    ads = tables["ads"]  # two have one text
-    tables["ads"] = ads.append_column("source_id", ads["ad_id"].cast(pa.string()))
-    rows = [[0, 0, 1], [5, 9, 9], ["human", "teacher", "teacher"], [1.0, 0.0, 0.0]]
-    tables["judged/train"] = pa.table([*map(pa.array, rows)], JUDGEMENTS.names)
-    return write_dataset(tmp_path / "d", tables, name="judged")
+    columns = [0, 0, 1], [5, 9, 9], ["human", "teacher", "teacher"], [1.0, 0.0, 0.0]
+    judged = pa.table(columns, JUDGEMENTS.names)
+    ads = with_ids(before.read("ads"), "")  # two have one text
+    return with_tables(before, tmp_path / "d", {"ads": ads, "judged/train": judged})
 
 
 @pytest.fixture(scope="module")
@@ -137,7 +135,8 @@ def test_a_cross_encoder_grades_what_a_retriever_finds(
         assert (code, "with --finder" in told) == (2, True), told
     code, told = run_here(score, *words, "--finder", models[0])
     assert code == 0, told
-    queries, ads = _texts(dataset, "queries/train"), _texts(dataset, "ads")
+    queries = _texts(dataset, "queries/train")
+    ads = _texts(dataset, "ads")
     library = CrossEncoder(str(cross_encoder), device="cpu", activation_fn=torch.nn.Identity())
     pairs = [(query, ad) for query in queries for ad in ads]
     scores = library.predict(pairs, show_progress_bar=False).reshape(len(queries), len(ads))

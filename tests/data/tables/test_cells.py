@@ -15,7 +15,8 @@ def test_numbers_and_what_is_not_a_number():
     assert bad.tolist() == [False, True, False]
 
 
-DAY, MINUTE = 1772323200, 1772361000
+DAY = 1772323200
+MINUTE = 1772361000
 TIMES = {
     "2026-03-01": DAY,
     "2026-03-01T10:30Z": MINUTE,

@@ -46,7 +46,8 @@ def _log(number):
 
 def _tables(folder, name, versions, **how):
     """Write a Delta table, of which each version replaces the last, and parquet of the last."""
-    delta, plain = folder / name, folder / f"{name}.parquet"
+    delta = folder / name
+    plain = folder / f"{name}.parquet"
     for frame in versions:
         deltalake.write_deltalake(delta, pa.table(frame), mode="overwrite", **how)
     pq.write_table(pa.table(versions[-1]), plain)
@@ -54,7 +55,8 @@ def _tables(folder, name, versions, **how):
 
 
 def test_live_files_of_a_version_are_read_and_the_version_is_of_the_identity(tmp_path):
-    first, last = _log(0), _log(4)
+    first = _log(0)
+    last = _log(4)
     delta, plain = _tables(tmp_path, "clicks", [first, last], partition_by=["day"])
     old = tmp_path / "old.parquet"
     pq.write_table(pa.table(first), old)
@@ -64,7 +66,8 @@ def test_live_files_of_a_version_are_read_and_the_version_is_of_the_identity(tmp
         folder = tmp_path / f"made-{len([*tmp_path.iterdir()])}"
         return import_tables(replace(settings, clicks=str(source)), folder)
 
-    latest, last_rows = imported(delta), imported(plain)
+    latest = imported(delta)
+    last_rows = imported(plain)
     assert latest.table_digests == last_rows.table_digests
     older = imported(f"{delta}@v0")
     assert older.table_digests == imported(old).table_digests != latest.table_digests

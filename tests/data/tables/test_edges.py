@@ -9,7 +9,15 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support import errors_in, query_table, text_table, write_frame, write_rows
+from support import (
+    errors_in,
+    query_table,
+    text_table,
+    with_ids,
+    with_tables,
+    write_frame,
+    write_rows,
+)
 
 from ramen_ray.data.engine import engine, stream
 from ramen_ray.data.store import parquet_files
@@ -30,7 +38,8 @@ from ramen_ray.data.tables.graphs.edges import (
     write_edge_list,
 )
 
-TRAIN, ADS = ["red shoes", "blue hat", "red shoes", "7"], ["shoe shop", "hat shop", "0"]
+TRAIN = ["red shoes", "blue hat", "red shoes", "7"]
+ADS = ["shoe shop", "hat shop", "0"]
 
 
 @pytest.fixture
@@ -117,7 +126,8 @@ def test_a_long_table_of_edges_needs_little_memory(path, tmp_path):
 
 
 def test_all_errors_are_reported_together_or_their_rows_left_out(path, tmp_path):
-    query_edges, ad_edges = tmp_path / "queries.csv", tmp_path / "ads.csv"
+    query_edges = tmp_path / "queries.csv"
+    ad_edges = tmp_path / "ads.csv"
     query_edges.write_text(
         "query,anchor,w\n"
         "red shoes,felt,1\n"
@@ -165,10 +175,10 @@ def test_no_edges_are_an_error(path, tmp_path):
 
 
 def test_ids_precede_texts_also_those_that_the_import_merged_or_left_out(path, tmp_path):
-    tables = {name: Dataset(path).read(name) for name in Dataset(path).tables}
+    tables = {}
     ids = {"queries/train": [*"789", "10"], "queries/test": ["blue hat"], "ads": [*"xyz"]}
     for table, own in ids.items():
-        tables[table] = tables[table].append_column("source_id", [own])
+        tables[table] = Dataset(path).read(table).append_column("source_id", [own])
     merged = {
         "query": {"m7": "7", "m of test": "blue hat", "gone": None},
         "ad": {"mx": "x", "gone": None, "hat shop": "x"},
@@ -176,7 +186,7 @@ def test_ids_precede_texts_also_those_that_the_import_merged_or_left_out(path, t
     for side, of in merged.items():
         schema = schema_of(f"aliases/{side}")
         tables[f"aliases/{side}"] = pa.table([[*of], [*of.values()]], schema)
-    shop = write_dataset(tmp_path / "shop_with_ids", tables, name="shop").path
+    shop = with_tables(Dataset(path), tmp_path / "with_ids", tables).path
     queries = ["7", "red shoes", "blue hat", "8", "m7", "m of test", "gone", "gone"]
     links = zip(queries, "abcdefgh", strict=True)
     ad_links = zip(["mx", "gone", "y", "hat shop"], "abcd", strict=True)
@@ -199,10 +209,9 @@ def test_ids_precede_texts_also_those_that_the_import_merged_or_left_out(path, t
 
 @pytest.mark.parametrize("table", ["queries/train", "ads"])
 def test_anchors_that_are_ids_are_said_with_the_flag_for_their_texts(table, path, tmp_path, caplog):
-    tables = {name: Dataset(path).read(name) for name in Dataset(path).tables}
-    ids = [f"id {n}" for n in range(len(tables[table]))]
-    tables[table] = tables[table].append_column("source_id", [ids])
-    shop = write_dataset(tmp_path / "shop_with_ids", tables, name="shop").path
+    rows = with_ids(Dataset(path).read(table), "id ")
+    ids = rows["source_id"].to_pylist()
+    shop = with_tables(Dataset(path), tmp_path / "with_ids", {table: rows}).path
     for anchors, number in (([*ids, "felt"], len(ids)), ([ids[0], "felt"], 0), (ADS, 0)):
         links = [(TRAIN[1], anchor) for anchor in anchors]
         source = write_rows(tmp_path / "links.csv", "query anchor", links)

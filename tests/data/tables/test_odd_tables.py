@@ -295,7 +295,8 @@ def test_a_row_of_totals_is_doubted_and_left_out_with_other_bad_rows(skips, plac
     weights = [1.0 + n % 3 for n in range(300)]
     rows = FRAME.assign(n=weights).values.tolist()
     rows.insert(place, ["Total", "Total", sum(weights)])
-    frame, columns = pd.DataFrame(rows, columns=["query", "ad", "n"]), Columns(clicks_weight="n")
+    frame = pd.DataFrame(rows, columns=["query", "ad", "n"])
+    columns = Columns(clicks_weight="n")
     dataset, found = _import(tmp_path, "a.csv", frame, columns=columns, skip_bad_rows=skips)
     assert f"a.csv, row {place + 2}, column 'n': 1 rows" in found
     assert ("Total", "Total") not in clicked_pairs(dataset) or not skips

@@ -52,7 +52,8 @@ def _leaking(edges, pairs):
 @pytest.fixture
 def shop(tmp_path):
     tables = {f"queries/{split}": query_table(*rows) for split, rows in QUERIES.items()}
-    tables["ads"], tables["novel_ads"] = text_table("ad_id", ADS), pa.table({"ad_id": [5]})
+    tables["ads"] = text_table("ad_id", ADS)
+    tables["novel_ads"] = pa.table({"ad_id": [5]})
     # of one query, silk tie, only later clicks are held out
     path = write_dataset(tmp_path / "shop", tables, name="shop", held_out_from="2026-10-01").path
     for file in path.rglob("*.parquet"):  # a user's own column, called as one of the engine is
@@ -114,7 +115,8 @@ def test_what_one_session_has_of_a_held_out_click_is_not_linked(shop, tmp_path):
     visits += [("silk tie", "silk"), ("HAT SHOP", "silk"), ("silk", "silk")]
     log = [(n // 10, 1_700_000_000 + 10 * n, *visit) for n, visit in enumerate(3 * visits)]
     source = SessionLog(write_rows(tmp_path / "log.csv", "session_id time query ad_id", log))
-    found, counts = {}, {}
+    found = {}
+    counts = {}
     for protocol in PROTOCOLS:
         wanted = SessionSettings(protocol=protocol)
         counts[protocol] = add_co_session(shop, source, wanted, replace=True)

@@ -38,7 +38,8 @@ def _rows(source, *columns):
 
 def _read(source, *columns):
     """Read all rows; returns their cells, their numbers, and what is wrong with them."""
-    batches, faults = _rows(source, *columns), Tallies()
+    batches = _rows(source, *columns)
+    faults = Tallies()
     for batch in batches:
         for kind, numbers, cells in batch.faults:
             faults.add(kind, str(source), numbers, cells)
@@ -85,7 +86,9 @@ def test_lines_with_too_few_or_too_many_cells_are_named(block_size, tmp_path, mo
     monkeypatch.setattr(lines, "BYTES_PER_BLOCK", block_size)
     file = tmp_path / "clicks.csv"
     content = [f"query {n},{n}" for n in range(200)]
-    content[50], content[120], content[160] = "only one", "a,b,c", ""
+    content[50] = "only one"
+    content[120] = "a,b,c"
+    content[160] = ""
     content += ["broken"] * 30
     file.write_text("\n".join(["query,ad", *content]) + "\n")
     rows, numbers, (few, many) = _read(file, "query", "ad")

@@ -39,7 +39,8 @@ def address(tmp_path_factory):
     install = "pip install -e '.[stores]'"
     boto3 = pytest.importorskip("boto3", reason=install)
     pytest.importorskip("moto.server", reason=install)
-    log, port = tmp_path_factory.mktemp("store") / "s3.log", free_port()
+    log = tmp_path_factory.mktemp("store") / "s3.log"
+    port = free_port()
     address = f"http://127.0.0.1:{port}"
     command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
     serving = running(command, log, f"{address}/moto-api/")
@@ -60,7 +61,8 @@ def _files():
     """Return the same clicks as a folder of parquet by days, and as compressed CSV."""
     made = {"days/_SUCCESS": b""}
     for day, rows in DAYS.items():
-        parquet, clicks = io.BytesIO(), pd.DataFrame(rows, columns=["query", "ad"])
+        parquet = io.BytesIO()
+        clicks = pd.DataFrame(rows, columns=["query", "ad"])
         clicks.to_parquet(parquet)
         made[f"days/day={day}/part-0.parquet"] = parquet.getvalue()
         text = clicks.assign(day=day).to_csv(index=False)
@@ -72,7 +74,8 @@ def _files():
     "source", ["days", "days/day=2026-03-0?/*.parquet", "täglich [1]", "t*/2026-03-0[1-5].csv.gz"]
 )
 def test_clicks_in_s3_are_imported(source, address, tmp_path):
-    clicks, columns = f"s3://{BUCKET}/{source}", Columns(clicks_time="day")
+    clicks = f"s3://{BUCKET}/{source}"
+    columns = Columns(clicks_time="day")
     expected = {split: {} for split in SPLITS}
     for day, rows in DAYS.items():
         split = "test" if day >= "2026-03-04" else "train" if day < "2026-03-03" else "validation"

@@ -148,7 +148,8 @@ def _content(dataset):
 
 
 def _check(made, folder, by):
-    content, expected = _content(made), _content(_imported(folder, by))
+    content = _content(made)
+    expected = _content(_imported(folder, by))
     for what, rows in expected.items():
         assert content[what] == rows, what
     assert [finding for finding in validate(made) if finding.severity == "error"] == []

@@ -64,12 +64,14 @@ class Run(ConfiguredRun):
 def test_terms_equal_loops_over_the_printed_sums(own_hard_negatives, config, prepared_bag):
     changes = {"classifier.own_hard_negatives": own_hard_negatives}
     run = Run(overlay(config, changes), prepared_bag)
-    steps, device = range(1, 2), run.model.device
+    steps = range(1, 2)
+    device = run.model.device
     (inputs,) = step_inputs(run.sampler, run.state.sources, run.objective, steps, device)
     encoded = run.part.before(encode(run.model, inputs))
     losses = run.objective.losses(encoded, step=1)
     found = dict(zip(run.objective.names, losses.tolist(), strict=True))
-    clicks, batch = rows_of(prepared_bag.clicks["train"]), encoded.batch
+    clicks = rows_of(prepared_bag.clicks["train"])
+    batch = encoded.batch
     drawn = np.concatenate([batch.ads, batch.hard_negatives, batch.unencoded], axis=1)
     pool = sorted({ad for ad in drawn.ravel().tolist() if ad >= 0})
     clicked = [set(clicks[row]) for row in batch.queries]
@@ -79,7 +81,8 @@ def test_terms_equal_loops_over_the_printed_sums(own_hard_negatives, config, pre
         table: _pooled(run.model, prepared_bag, table, rows)
         for table, rows in ((QUERIES, batch.queries), (ADS, np.array(pool)))
     }
-    norm, model = partial(functional.normalize, dim=-1), run.model
+    norm = partial(functional.normalize, dim=-1)
+    model = run.model
     cosines = (
         norm(torch.tanh(model.encoder.projection.linear(pooled[QUERIES])))
         @ norm(torch.tanh(model.encoder.projection.linear(pooled[ADS]))).T
@@ -118,7 +121,8 @@ def test_a_transformers_head_begins_centred_on_the_ads_and_goes_on_as_it_was(
     transformer = {"encoder.kind": "transformer", "regularization.lambda_z": {}}
     config = overlay(config, transformer)
     model = ConfiguredRun(config, prepared).model
-    head, rows = model.classifier_head, np.arange(len(prepared.ads))
+    head = model.classifier_head
+    rows = np.arange(len(prepared.ads))
     with torch.no_grad():
         alone = [prepared.ads.gather(rows[row : row + 1]) for row in rows]
         batches = [TokenBatch(ids, np.array([len(ids)])) for ids in alone]
@@ -211,7 +215,8 @@ def test_both_vectors_score_as_a_weighted_mean_of_two_cosines(config, prepared_b
     run = Run(config, prepared_bag)
     run.train(4)
     run.save(tmp_path)
-    rows, scores = np.arange(12), {}
+    rows = np.arange(12)
+    scores = {}
     for part in ("encoder", "classifier", "both"):
         model = load_model(tmp_path, part=part)
         queries = model.embed_queries(prepared_bag.queries["test"], rows)
@@ -236,8 +241,10 @@ def test_both_vectors_score_as_a_weighted_mean_of_two_cosines(config, prepared_b
 def test_vectors_of_ads_follow_from_those_of_queries(config, prepared_bag, part):
     run = Run(config, prepared_bag)
     run.train(4)
-    model, ads = run.model, np.flatnonzero(prepared_bag.train_click_counts)
-    model.part, model.scoring = part, Scoring(weight=0.5, text_scale=0.6)
+    model = run.model
+    ads = np.flatnonzero(prepared_bag.train_click_counts)
+    model.part = part
+    model.scoring = Scoring(weight=0.5, text_scale=0.6)
     as_queries = model.embed_queries(prepared_bag.ads, ads)
     by_text = as_queries * model.text_scales
     np.testing.assert_allclose(by_text, model.embed_new_ads(prepared_bag.ads, ads), atol=1e-6)

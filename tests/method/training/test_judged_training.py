@@ -7,12 +7,12 @@ import pyarrow as pa
 import pytest
 import torch
 from short_runs import ConfiguredRun, run_two_workers
-from support import prepare_in_process, rows_of, shares_of
+from support import prepare_in_process, rows_of, shares_of, with_tables
 from torch import Tensor, nn
 
 from ramen_ray.config import ConfigError, EncoderConfig, RunConfig, overlay
 from ramen_ray.data.prepared.folder import Prepared
-from ramen_ray.data.store.dataset import Dataset, DatasetError, write_dataset
+from ramen_ray.data.store.dataset import Dataset, DatasetError
 from ramen_ray.data.store.schemas import JUDGEMENTS
 from ramen_ray.idle_settings import refuse_idle
 from ramen_ray.method.sampling.encoded import encode
@@ -40,15 +40,14 @@ def parent(dataset_path, tmp_path_factory):
     """The dataset with weights of clicks, and judgements of clicked ads and of others."""
     draw = np.random.default_rng(4)
     before = Dataset(dataset_path)
-    tables = {table: before.read(table) for table in before.tables}
-    train = tables["queries/train"]
+    train = before.read("queries/train")
     weights = [[draw.integers(1, 9) for _ in ads] for ads in train["ad_ids"].to_pylist()]
     column = pa.array(weights, pa.list_(pa.float32()))
-    tables["queries/train"] = train.append_column("weights", column)
+    tables = {"queries/train": train.append_column("weights", column)}
     held_out = {
         text.lower()
         for split in ("validation", "test")
-        for text in tables[f"queries/{split}"]["text"].to_pylist()
+        for text in before.read(f"queries/{split}")["text"].to_pylist()
     }
     rows = []
     for row in train.to_pylist():
@@ -57,7 +56,7 @@ def parent(dataset_path, tmp_path_factory):
         ads = {*row["ad_ids"], *draw.choice(40, 9, replace=False).tolist()}
         rows += [(row["query_id"], ad, "human", draw.integers(0, 4) / 3) for ad in sorted(ads)[::2]]
     tables["judged/train"] = pa.table([*zip(*rows, strict=True)], JUDGEMENTS.names)
-    return write_dataset(tmp_path_factory.mktemp("judged") / "d", tables, name="judged")
+    return with_tables(before, tmp_path_factory.mktemp("judged") / "d", tables)
 
 
 @pytest.fixture(scope="module")
@@ -88,8 +87,10 @@ def _grades(parent, data):
 
 @pytest.mark.parametrize("config", CONFIGS, indirect=True)
 def test_ads_judged_low_are_no_positives_and_high_ones_may_be(config, parent, data):
-    run, grades = ConfiguredRun(config, data), _grades(parent, data)
-    expected, shares = [], []
+    run = ConfiguredRun(config, data)
+    grades = _grades(parent, data)
+    expected = []
+    shares = []
     weighted = zip(rows_of(data.clicks["train"]), shares_of(data.weighted_clicks), strict=True)
     for row, (ads, own) in enumerate(weighted):
         weights = {
@@ -113,7 +114,8 @@ def test_ads_judged_low_are_no_positives_and_high_ones_may_be(config, parent, da
 
 @pytest.mark.parametrize("config", CONFIGS, indirect=True)
 def test_judged_ads_of_each_query_join_the_pool(config, parent, data):
-    run, grades = ConfiguredRun(config, data), _grades(parent, data)
+    run = ConfiguredRun(config, data)
+    grades = _grades(parent, data)
     given = [set() for _ in data.query_ids]
     for (row, ad), grade in grades.items():
         if config.judged.graded or grade < 0.5:
@@ -130,7 +132,8 @@ def test_judged_ads_of_each_query_join_the_pool(config, parent, data):
 
 
 def _encoded(run, step):
-    steps, device = range(step, step + 1), torch.device("cpu")
+    steps = range(step, step + 1)
+    device = torch.device("cpu")
     drawn = run.sampler, run.state.sources, run.objective, steps, device, run.state.parts
     (inputs,) = step_inputs(*drawn)
     encoded = encode(run.model, inputs)
@@ -213,9 +216,11 @@ def _triplet_terms(encoded, kinds):
 
 @pytest.mark.parametrize("config", ["triplet", "softmax"], indirect=True)
 def test_terms_and_gradients_equal_loops_in_which_high_ads_are_no_negatives(config, parent, data):
-    run, grades = ConfiguredRun(config, data), _grades(parent, data)
+    run = ConfiguredRun(config, data)
+    grades = _grades(parent, data)
     encoded = _encoded(run, 1)
-    rows, pool = encoded.batch.queries.tolist(), encoded.ad_pool.ids.tolist()
+    rows = encoded.batch.queries.tolist()
+    pool = encoded.ad_pool.ids.tolist()
     clicks = rows_of(run.sampler.data.clicks)
 
     def kind(row, ad):

@@ -23,8 +23,13 @@ from ramen_ray.method.objectives.terms import ramen_objective
 from ramen_ray.method.sampling.batches import Sampler
 from ramen_ray.method.sampling.training_data import TrainingData
 
-NUM_STEPS, WARMUP_STEPS, BATCH_SIZE, NUM_QUERIES = 24, 4, 8, 32
-RATE, DECAY, TEMPERATURE = 5e-3, 0.01, 0.05
+NUM_STEPS = 24
+WARMUP_STEPS = 4
+BATCH_SIZE = 8
+NUM_QUERIES = 32
+RATE = 5e-3
+DECAY = 0.01
+TEMPERATURE = 0.05
 
 
 class _Recorded(MultipleNegativesRankingLoss):

@@ -74,7 +74,8 @@ class RecordedRun:
     """One recorded run on this worker; ``folder`` has the files that workers share."""
 
     def __init__(self, case, encoder, prepared, folder):
-        self.case, self.folder = case, folder
+        self.case = case
+        self.folder = folder
         self.data = Prepared(prepared[case.kind])
         loss = TripletLoss(0.3, 4, case.softmax_weighting)
         task = [task_term(SoftmaxLoss(0.05))] if case.base == "depsl" else []
@@ -87,9 +88,11 @@ class RecordedRun:
         sampler = Sampler(
             training_data, BATCH_SIZE, 3, None, num_hard_negatives, case.nodes, num_ads
         )
-        made, schedule = build_encoder(case.kind, encoder), (2, STEPS_PER_EPOCH * EPOCHS)
+        made = build_encoder(case.kind, encoder)
+        schedule = (2, STEPS_PER_EPOCH * EPOCHS)
         self.run = Run(made, sampler, objective, (), (2e-2, 0.01, 5e-2), schedule)
-        self.model, self.state = self.run.model, self.run.state
+        self.model = self.run.model
+        self.state = self.run.state
         if case.adaptive:
             self.state.parts = [
                 AdaptiveWeights(
@@ -103,7 +106,8 @@ class RecordedRun:
             self.state.prepare_next_steps()
 
     def __call__(self):
-        losses, gradients = [], []
+        losses = []
+        gradients = []
         for epoch in range(EPOCHS):
             self._renew(epoch)
             stop = STEPS_PER_EPOCH * (epoch + 1)
@@ -216,7 +220,8 @@ def found(request, prepared, prepared_bag, encoder_path, tmp_path_factory):
 @pytest.mark.parametrize("case", CASES)
 def test_a_run_gives_what_was_recorded(num_workers, case, found):
     record = json.loads(RECORD.read_text())
-    known, now = record["runs"][num_workers][case], found[num_workers][case]
+    known = record["runs"][num_workers][case]
+    now = found[num_workers][case]
     if record["cpu"] == _cpu():
         assert now == known
     else:

@@ -35,7 +35,8 @@ from ramen_ray.method.training.step import StepMemoryError, step_inputs
 LAMBDA_X = {"links": 0.5, "topics": 0.2}
 LAMBDA_Z = {"links": 0.3, "topics": 0.1}
 MARGIN = 0.3
-HARDEST_FOUR, ALL_SOFT = TripletLoss(MARGIN, 4), TripletLoss(MARGIN, 30, softmax_weighting=True)
+HARDEST_FOUR = TripletLoss(MARGIN, 4)
+ALL_SOFT = TripletLoss(MARGIN, 30, softmax_weighting=True)
 OBJECTIVE = ramen_objective(HARDEST_FOUR, LAMBDA_X, LAMBDA_Z)
 SIDES = ("query", "ad")
 KINDS = ["transformer", "bag"]
@@ -44,7 +45,8 @@ TOLERANCE = {"rtol": 1e-4, "atol": 1e-5}
 
 def _inputs(sampler, step, objective=OBJECTIVE, sources=None):
     """Return what a step computes on."""
-    sources, steps = sources or SamplingSources(sampler.data.graphs), range(step, step + 1)
+    sources = sources or SamplingSources(sampler.data.graphs)
+    steps = range(step, step + 1)
     (inputs,) = step_inputs(sampler, sources, objective, steps, torch.device("cpu"))
     return inputs
 
@@ -90,7 +92,8 @@ def _drawn_texts(sampler, step, sources=None):
 
 
 def test_each_distinct_text_of_a_step_is_encoded_once_shortest_first(prepared):
-    sampler, recorder = build_sampler(prepared, OBJECTIVE), Recorder()
+    sampler = build_sampler(prepared, OBJECTIVE)
+    recorder = Recorder()
     for step in range(sampler.steps_per_epoch):
         recorder.texts.clear()
         _step(recorder, sampler, step)
@@ -103,7 +106,8 @@ def test_each_distinct_text_of_a_step_is_encoded_once_shortest_first(prepared):
 
 
 def test_of_several_steps_the_first_counts_for_the_anchors_of_all(prepared_bag, encoder_path):
-    encoder, sampler = build_bag(str(encoder_path)), build_sampler(prepared_bag, OBJECTIVE)
+    encoder = build_bag(str(encoder_path))
+    sampler = build_sampler(prepared_bag, OBJECTIVE)
     every = 3
     seldom = ramen_objective(HARDEST_FOUR, LAMBDA_X, LAMBDA_Z, every)
     without = ramen_objective(HARDEST_FOUR, {}, {})
@@ -112,7 +116,8 @@ def test_of_several_steps_the_first_counts_for_the_anchors_of_all(prepared_bag, 
         found = _step(encoder, sampler, step, seldom)
         torch.testing.assert_close(found[0], plain[0])
         torch.testing.assert_close(found[1:], plain[1:] * (step % every == 0))
-        seen, expected = Recorder(), Recorder()
+        seen = Recorder()
+        expected = Recorder()
         _step(seen, sampler, step, seldom)
         _step(expected, sampler, step, without if step % every else OBJECTIVE)
         assert seen.texts == expected.texts
@@ -159,7 +164,8 @@ def _naive_terms(encoder, sampler, step, loss=HARDEST_FOUR, sources=None):
     def candidates(*parts):
         return {key for part in parts for key in part if key[1] >= 0}
 
-    queries, ads = keys("queries", batch.queries), keys("ads", batch.ads)
+    queries = keys("queries", batch.queries)
+    ads = keys("ads", batch.ads)
     pool = candidates(ads, keys("ads", batch.hard_negatives))
     terms = {"task": term(queries, ads, pool, rows_of(sampler.data.clicks))}
     for (name, side), (nodes, anchors) in batch.anchors.items():
@@ -196,7 +202,8 @@ def test_terms_and_gradients_equal_a_loop_that_encodes_every_text_alone(
     kind, data, encoder_path, loss, lambda_x, lambda_z
 ):
     objective = ramen_objective(loss, lambda_x, lambda_z)
-    encoder, sampler = build_encoder(kind, encoder_path), build_sampler(data, objective)
+    encoder = build_encoder(kind, encoder_path)
+    sampler = build_sampler(data, objective)
     weights = torch.tensor(objective.weights)
     for step in (0, sampler.steps_per_epoch + 1):
         found = _step(encoder, sampler, step, objective)
@@ -213,7 +220,8 @@ def test_terms_and_gradients_equal_a_loop_that_encodes_every_text_alone(
 
 
 def test_edges_that_another_graph_leaves_out_are_no_negatives(prepared_bag, encoder_path, tmp_path):
-    whole, draw = build_sampler(prepared_bag, OBJECTIVE), np.random.default_rng(0)
+    whole = build_sampler(prepared_bag, OBJECTIVE)
+    draw = np.random.default_rng(0)
     for one, edges in whole.data.graphs.items():
         rows = rows_of(edges)
         num_anchors = len(prepared_bag.anchors(one.anchor_set))
@@ -371,7 +379,8 @@ def test_a_frugal_objective_keeps_no_array_of_all_nodes_and_anchors(prepared, en
 
 def _left_out(encoded, sampler):
     """Say which ads of the pool have a query's own text, and were not clicked for it."""
-    tables, clicks = sampler.data.tables, rows_of(sampler.data.clicks)
+    tables = sampler.data.tables
+    clicks = rows_of(sampler.data.clicks)
     return [
         [
             tables["ads"].hashes[ad] == tables["queries"].hashes[query] and ad not in clicks[query]
@@ -392,7 +401,8 @@ def test_ads_of_a_querys_own_text_may_be_left_out(loss, prepared_bag, encoder_pa
     encoded = encode(build_bag(str(encoder_path)), _inputs(sampler, 0))
     left_out = np.array(_left_out(encoded, sampler))
     assert left_out.any(axis=1).sum() > 2
-    similarity, clicked = encoded.own_similarity, encoded.own_clicked_in_pool.numpy()
+    similarity = encoded.own_similarity
+    clicked = encoded.own_clicked_in_pool.numpy()
     expected = []
     for row, own in enumerate(encoded.own_places):
         kept = np.flatnonzero(~left_out[row])

@@ -29,7 +29,8 @@ def store(prepared, encoder_path, output):
 @pytest.fixture(scope="module")
 def registry(store, dataset_path):
     """With one retriever, the champion under three names."""
-    registry, first = Registry(store.uri), store.champion("eager", 0.0, dataset_path)
+    registry = Registry(store.uri)
+    first = store.champion("eager", 0.0, dataset_path)
     for name in ("rounded", "slow"):
         choose(registry, name, first.run_id, first.model_id)
     return registry

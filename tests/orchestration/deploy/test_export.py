@@ -24,14 +24,16 @@ def retriever(logged_retriever, output):
 
 
 def test_others_find_the_same_in_what_is_exported(retriever, output, done, refused, tmp_path):
-    to, words = tmp_path / "made", (retriever.uri, "--output", output)
+    to = tmp_path / "made"
+    words = (retriever.uri, "--output", output)
     printed = done(export, *words, "--to", to)
     assert printed.startswith(f"wrote {to}: 40 ads of {retriever.uri}\nnext: ")
     files = {"ads.parquet", "vectors.npy", "index.faiss", "encoder"}
     assert {path.name for path in to.iterdir()} == files
     queries = retriever.embed(QUERIES)
     expected = retriever.search(QUERIES, top_k=40).to_pandas()
-    ads, vectors = pq.read_table(to / "ads.parquet").to_pandas(), np.load(to / "vectors.npy")
+    ads = pq.read_table(to / "ads.parquet").to_pandas()
+    vectors = np.load(to / "vectors.npy")
     np.testing.assert_array_equal(np.stack(ads["vector"]), vectors)
     by_faiss = np.empty((len(queries), len(ads)))
     scores, rows = faiss.read_index(str(to / "index.faiss")).search(queries, len(ads))

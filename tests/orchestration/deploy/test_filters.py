@@ -9,11 +9,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from stores import FLAT, Store
-from support import MAX_LENGTH, prepare_in_process, write_rows
+from support import MAX_LENGTH, prepare_in_process, with_tables, write_rows
 
-from jobs import ask, index, ingest, predict, promote, validate
+from jobs import ask, index, ingest, predict, promote
 from ramen_ray.answering.retriever import Retriever
-from ramen_ray.data.store.dataset import Dataset, write_dataset
+from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.retrieval.index import filled_index
 from ramen_ray.method.retrieval.retriever_folder import write_retriever
 from ramen_ray.notebook import load_retriever
@@ -21,7 +21,8 @@ from ramen_ray.tracking.registry import Registry
 
 QUERIES = ["robin nest", "oak", "ship", "saw", "tango waltz"]
 WORDS = ("robin", "oak", "elm", "ship", "saw", "waltz", "wren", "pine", "brig", "rasp")
-MARKETS, KINDS = ("DE", "FR", "a, b"), ("new", "used")
+MARKETS = ("DE", "FR", "a, b")
+KINDS = ("new", "used")
 RARE = {10: "LI", 20: "MC", 31: "MC", 40: "MC"}
 MANY = 12_000
 
@@ -173,7 +174,8 @@ def test_columns_follow_a_catalogue(store, shop, catalogue, done, refused, tmp_p
     store.champion("following", 0.0, shop)
     registry = Registry(store.uri)
     champion = "models:/following@champion"
-    to, text = ("--model", champion, "--output", store.output), ("--columns.ad-text", "title")
+    to = ("--model", champion, "--output", store.output)
+    text = ("--columns.ad-text", "title")
     today = {ad: dict(values) for ad, values in catalogue.items()}
     del today["A3"]
     today["A0"]["market"] = "US"
@@ -225,13 +227,13 @@ def test_columns_follow_a_catalogue(store, shop, catalogue, done, refused, tmp_p
 def test_a_retriever_that_loses_filters_is_promoted_only_if_that_is_allowed(
     lost, store, shop, done, refused, tmp_path
 ):
-    tables = {name: Dataset(shop).read(name) for name in Dataset(shop).tables}
-    ads = tables["ads"].drop_columns("filter_state")
+    whole = Dataset(shop)
+    ads = whole.read("ads").drop_columns("filter_state")
     if lost == "state":
-        tables["ads"] = ads.append_column("filter_state", pa.nulls(len(ads), pa.string()))
+        ads = ads.append_column("filter_state", pa.nulls(len(ads), pa.string()))
     else:
-        tables["ads"] = ads.drop_columns("filter_market")
-    unfiltered = write_dataset(tmp_path / "unfiltered", tables, name="unfiltered").path
+        ads = ads.drop_columns("filter_market")
+    unfiltered = with_tables(whole, tmp_path / "unfiltered", {"ads": ads}).path
     name = f"lost-{lost[:5]}"
     store.champion(name, 1000.0, shop)
     words = (store.run(0.0, unfiltered), "--name", name, "--output", store.output)
@@ -249,27 +251,11 @@ def _check(model, ads, **wanted):
     assert [list(one) for one in found] == [list(one) for one in expected]
 
 
-def test_an_import_keeps_what_it_is_told_to(shop, catalogue, done, refused, tmp_path):
-    ads = {row["source_id"]: row for row in Dataset(shop).read("ads").to_pylist()}
-    for ad, values in catalogue.items():
-        assert ads[ad]["filter_market"] == (values["market"] or None)
-        assert ads[ad]["filter_state"] == values["state"]
-    done(validate, shop)
-    words = ["tables", "--clicks", shop.parent / "clicks.csv", "--output", tmp_path / "made"]
-    with_ads = ["--ads", shop.parent / "ads.csv"]
-    for flags, columns, message in (
-        ([], ["colour"], "columns.ad_filters needs the table that has them: ads"),
-        (with_ads, ["colour"], "has no column 'colour'"),
-        (with_ads, ["state", "State"], "names a column twice"),
-    ):
-        flags += ["--columns.ad-text", "title", "--columns.ad-filters", *columns]
-        assert message in refused(ingest, *words, *flags)
-
-
 @pytest.fixture(scope="module", params=["half", "hnsw", "ivf_pq"])
 def large(request, store, shop, tmp_path_factory):
     kind = request.param
-    folder, draw = tmp_path_factory.mktemp(kind), np.random.default_rng(3)
+    folder = tmp_path_factory.mktemp(kind)
+    draw = np.random.default_rng(3)
     model = store.model(0.0)
     write_retriever(folder, model, Dataset(shop), store.data, FLAT)
     vectors = draw.standard_normal((MANY, model.dim)).astype(np.float32)
@@ -342,7 +328,8 @@ def test_a_table_of_queries_is_answered_with_what_matches(
         ("limited", limited, {"at_most": {"market": 3}, "columns": ["state"]}),
     ):
         done(predict, *words, tmp_path / name, *flags)
-        answers, expected = pq.read_table(tmp_path / name), champion.answer(texts, 40, **params)
+        answers = pq.read_table(tmp_path / name)
+        expected = champion.answer(texts, 40, **params)
         for column in {*expected.column_names} - {"doubt", "scores"}:
             assert answers[column].to_pylist() == expected[column].to_pylist()
         of_both = (rows["scores"].to_pylist() for rows in (answers, expected))

@@ -19,8 +19,6 @@ def _write(file, ads):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ([], "give --ads, --remove or --sync"),
-        (["--sync", "{file}", "--remove", "{file}"], "leave out --ads and --remove"),
         (["--remove", "{file}"], "names all ads; a retriever needs one"),
         (["--remove", "{most}"], "{most} would remove 38 of 40 ads; is it whole?"),
         (["--sync", "{cut}"], "{cut} would remove 38 of 40 ads; is it whole?"),

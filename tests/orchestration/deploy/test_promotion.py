@@ -3,7 +3,6 @@
 import functools
 import itertools
 import json
-import re
 import shlex
 import shutil
 from pathlib import Path
@@ -11,9 +10,10 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from stores import BLIND, choose
+from support import with_tables
 
 from jobs import promote
-from ramen_ray.data.store.dataset import Dataset, write_dataset
+from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.store.schemas import JUDGEMENTS
 from ramen_ray.data.tables.new_ads import NewAds
 from ramen_ray.method.metrics.comparison import paired_differences
@@ -87,15 +87,15 @@ JUDGED = {  # grades of an ad that was clicked, and of another; and how many que
 def test_judgements_can_veto_what_clicks_prefer(case, store, job, dataset_path, tmp_path):
     grades, num_judged, expected, told = JUDGED[case]
     parent = Dataset(dataset_path)
-    tables = {table: parent.read(table) for table in parent.tables}
     rows = [
         (query["query_id"], ad, "human", grades[ad not in query["ad_ids"]])
-        for query in tables["queries/test"].to_pylist()[:num_judged]
+        for query in parent.read("queries/test").to_pylist()[:num_judged]
         for ad in range(parent.num_rows("ads"))
     ]
+    tables = {}
     if rows:
         tables["judged/test"] = pa.table([*zip(*rows, strict=True)], JUDGEMENTS.names)
-    judged = str(write_dataset(tmp_path / "judged", tables, name="judged").path)
+    judged = with_tables(parent, tmp_path / "judged", tables).path
     champion, candidate = (store.run(noise, dataset_path) for noise in (BLIND, 0.0))
     to = ("--name", case.replace(" ", "-"), "--metric", "P@1", "--test", judged)
     assert job(champion, *to)[0] == 0
@@ -129,7 +129,8 @@ def logged(store, good, bad, dataset_path):
 def test_restoring_gives_back_the_version_before_that_is_there_whoever_chose_it(
     chosen, by_hand, deleted, restored, store, logged
 ):
-    registry, client = Registry(store.uri), store.client
+    registry = Registry(store.uri)
+    client = store.client
     name = f"chosen-{chosen}-{by_hand}-{deleted}".replace(", ", "-")
     for found in logged:
         registry.register(name, *found)
@@ -163,7 +164,8 @@ def _killed_at(write, registry, patched):
 def test_a_process_that_is_killed_while_it_moves_an_alias_leaves_a_true_history(
     write, store, logged
 ):
-    registry, name = Registry(store.uri), f"killed-{write}"
+    registry = Registry(store.uri)
+    name = f"killed-{write}"
     first, second, third = logged
     choose(registry, name, *first)
     registry.register(name, *second)
@@ -195,7 +197,8 @@ def _state(store, name):
 def test_a_champion_that_moves_while_it_is_compared_is_not_replaced(
     how, named, store, job, promoted, logged, tmp_path, monkeypatch
 ):
-    registry, name = Registry(store.uri), f"moved-{how}-{named}"
+    registry = Registry(store.uri)
+    name = f"moved-{how}-{named}"
     good, bad, third = logged
     choose(registry, name, *third)
     choose(registry, name, *bad)
@@ -231,7 +234,8 @@ def test_if_the_champion_is_deleted_the_last_that_is_there_is_to_be_beaten(
     store, job, promoted, good, bad, tmp_path
 ):
     (tmp_path / "ended.csv").write_text("ad_id\n0\n")
-    ended, registry = NewAds(remove=str(tmp_path / "ended.csv")), Registry(store.uri)
+    ended = NewAds(remove=str(tmp_path / "ended.csv"))
+    registry = Registry(store.uri)
     promoted(good, "--name", "gone")
     extend_retriever(registry, "models:/gone@champion", ended, store.output)
     store.client.delete_model_version("gone", "2")
@@ -274,29 +278,13 @@ def test_of_a_sweep_the_best_child_is_promoted(store, job, promoted, dataset_pat
     )
 
 
-def test_new_ads_of_the_champion_are_no_misses_and_counted(
-    store, job, good, dataset_path, tmp_path
-):
-    texts = Dataset(dataset_path).read("queries/test")["text"].to_pylist()
-    ads = tmp_path / "ads.csv"
-    ads.write_text("ad_id,text\n" + "".join(f"new-{n},{text}\n" for n, text in enumerate(texts)))
-    job(good, "--name", "extended")
-    extend_retriever(
-        Registry(store.uri), "models:/extended@champion", NewAds(str(ads)), store.output
-    )
-    code, printed = job(good, "--name", "extended")
-    assert code == 3
-    assert "R@10 +0.00 [+0.00, +0.00] against version 2 on the test split" in printed
-    assert "; 12 ads of version 2 are not in it\nnext: " in printed
-    assert re.search("│ ads +│ +40 │ +52 │ +12 lost │", printed)
-
-
 @pytest.mark.parametrize("broken", ["files", "kind", "dataset"])
 def test_a_champion_that_cannot_be_compared_is_replaced_by_force(
     broken, store, promoted, refused, dataset_path, tmp_path
 ):
     dataset = Path(shutil.copytree(dataset_path, tmp_path / "dataset"))
-    better, name = store.run(0.0, dataset), f"broken-{broken}"
+    better = store.run(0.0, dataset)
+    name = f"broken-{broken}"
     registry = Registry(store.uri)
     run_id, model_id = registry.find_logged(store.run(1.0, dataset), None)
     number = choose(registry, name, run_id, model_id)
@@ -314,23 +302,6 @@ def test_a_champion_that_cannot_be_compared_is_replaced_by_force(
     printed = promoted(better, "--name", name, "--force")
     assert f"by force: cannot compare with the champion, version {number}: " in printed
     assert _champion(store, name) == better
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--name", "shop"], "give the run to promote, or --restore"),
-        (["no/such/run", "--name", "shop"], "the folder no/such/run does not exist; give one such"),
-        (["0" * 32, "--name", "shop"], "Run with id=00000000000000000000000000000000 not found"),
-        (["{good}", "--name", "shop", "--metric", "P@2"], "the metric 'P@2' is not one of P@1"),
-        (["{empty}", "--name", "shop"], "has no retriever, nor has a finished run below it"),
-        (["--restore", "--name", "nonesuch"], "no version of 'nonesuch' is known to have had"),
-    ],
-)
-def test_bad_input_is_one_clear_line(arguments, message, store, refused, good):
-    empty = open_run(store.uri, "tests", "empty", store.output)
-    words = [word.format(good=good, empty=empty.id) for word in arguments]
-    assert message in refused(promote, *words, "--output", store.output)
 
 
 def test_a_model_keeps_the_name_that_it_has(store, promoted, good):

@@ -79,8 +79,12 @@ def _save_with_classifiers(encoder, data, folder):
 
 @pytest.fixture(scope="module", params=KINDS)
 def logged(request, prepared, prepared_bag, dataset_path, encoder_path, output):
-    kind, dataset, folder = request.param, Dataset(dataset_path), output / request.param
-    data, trained, made = prepared, folder / "trained", folder / "retriever"
+    kind = request.param
+    dataset = Dataset(dataset_path)
+    folder = output / request.param
+    data = prepared
+    trained = folder / "trained"
+    made = folder / "retriever"
     if kind == "bag":
         data = prepared_bag
         DualEncoder(build_bag(str(encoder_path))).save(trained, MAX_LENGTH)
@@ -162,7 +166,8 @@ def test_a_bad_row_is_reported_and_the_others_are_answered(logged, queries):
 
 
 def test_a_request_for_too_much_is_refused(logged, monkeypatch):
-    model, asked = logged.model, ["robin"] * 30
+    model = logged.model
+    asked = ["robin"] * 30
     assert len(model.predict(asked)) == 30
 
     def refuse(what, **params):
@@ -183,7 +188,8 @@ def test_the_model_is_described_and_holds_no_pickle(logged, queries):
     names = [param.name for param in model.metadata.signature.params]
     assert names == ["top_k", "filter", "min_score", "at_most", "columns"]
     assert model.metadata.metadata["dataset"] == "handmade"
-    example, params = model.input_example, {"top_k": 1}
+    example = model.input_example
+    params = {"top_k": 1}
     assert example == queries[:2]
     assert len(model.predict(example, params)) == 2
     files = [file for file in logged.folder.rglob("*") if file.is_file()]

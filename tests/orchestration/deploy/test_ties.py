@@ -31,14 +31,16 @@ def test_ties_are_broken_alike_everywhere_and_by_no_ads_place(
     encoder = build_bag(str(encoder_path))
     weights = encoder.token_embeddings.data
     weights[:] = torch.eye(weights.shape[1])[torch.arange(len(weights)) % kinds_of_tokens]
-    model, dataset = DualEncoder(encoder), Dataset(dataset_path)
+    model = DualEncoder(encoder)
+    dataset = Dataset(dataset_path)
     folder = tmp_path / "retriever"
     write_retriever(folder, model, dataset, prepared_bag, FLAT)
     served = Retriever(folder)
     texts, ground_truth = read_test_queries(dataset, Propensity())
 
     answers = served.answer(texts, NUM_ADS).to_pydict()
-    expected, num_ties = [], 0
+    expected = []
+    num_ties = 0
     for ids, scores in zip(answers["ad_ids"], answers["scores"], strict=True):
         near = dict(zip(map(int, ids), scores, strict=True))
         num_ties += NUM_ADS - len(set(scores))

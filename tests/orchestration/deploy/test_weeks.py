@@ -7,11 +7,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from stores import Store
-from support import MAX_LENGTH, prepare_in_process, write_rows
+from support import MAX_LENGTH, prepare_in_process, with_tables, write_rows
 
 from jobs import promote
 from ramen_ray.config import write_config
-from ramen_ray.data.store.dataset import write_dataset
 from ramen_ray.data.tables.clicks.import_tables import import_tables
 from ramen_ray.data.tables.clicks.settings import Splits, UserTables
 from ramen_ray.presets import bag
@@ -19,7 +18,8 @@ from ramen_ray.tracking.registry import Registry
 
 WORDS = ("robin", "oak", "elm", "ship", "saw", "waltz", "wren", "pine", "brig", "rasp")
 TEXTS = [f"{one} {other}" for one in WORDS for other in WORDS if one != other]
-ENDED, NEW = 20, 15
+ENDED = 20
+NEW = 15
 METRICS = ("P@1", "R@10")
 
 
@@ -144,17 +144,12 @@ def test_another_dataset_can_decide_and_a_champion_whose_data_are_gone_is_compar
     assert f"among the {len(TEXTS) - NEW - ENDED} ads that both have" in printed
 
 
-def _changed(week, folder, **changes):
-    tables = {name: week.read(name) for name in week.tables}
-    return write_dataset(folder, {**tables, **changes}, name="changed")
-
-
 def test_train_queries_that_are_clicked_later_too_do_not_decide(stores, weeks, run_here, tmp_path):
     this = stores[1]
     train, test = (weeks[1].read(f"queries/{split}").to_pylist() for split in ("train", "test"))
     again = [row | {"query_id": len(test) + number} for number, row in enumerate(train[:5])]
     later = pa.Table.from_pylist([*test, *again], weeks[1].schema("queries/test"))
-    week = _changed(weeks[1], tmp_path / "later", **{"queries/test": later})
+    week = with_tables(weeks[1], tmp_path / "later", {"queries/test": later})
     to = ("--name", "later", "--output", this.output)
     assert run_here(promote, this.run(2.5, week.path), *to)[0] == 0
     _, printed = run_here(promote, this.run(2.25, week.path), *to)
@@ -172,7 +167,7 @@ def test_retrievers_are_not_compared_on_queries_that_one_was_trained_on(
     this = stores[1]
     train, test = (weeks[1].read(f"queries/{split}") for split in ("train", "test"))
     splits = {"queries/train": test, "queries/test": train}
-    swapped = _changed(weeks[1], tmp_path / "swapped", **splits)
+    swapped = with_tables(weeks[1], tmp_path / "swapped", splits)
     champion = this.run(1.5, swapped.path if by == "the champion" else weeks[1].path)
     candidate = this.run(0.125, weeks[1].path)
     if by != "the champion":
@@ -194,12 +189,13 @@ def test_retrievers_are_not_compared_on_queries_that_one_was_trained_on(
 
 def test_ads_of_other_ids_are_found_by_their_texts(stores, weeks, run_here, tmp_path):
     this = stores[1]
-    candidate, ads = this.run(0.0625, weeks[1].path), weeks[1].read("ads")
+    candidate = this.run(0.0625, weeks[1].path)
+    ads = weeks[1].read("ads")
     place = ads.column_names.index("source_id")
     ids = ads.set_column(place, "source_id", pc.binary_join_element_wise("B", ads["source_id"], ""))
     texts = ids.set_column(1, "text", pc.binary_join_element_wise(ads["text"], "new", " "))
     for name, changed in (("ids", ids), ("texts", texts)):
-        champion = this.run(1.25, _changed(weeks[1], tmp_path / name, ads=changed).path)
+        champion = this.run(1.25, with_tables(weeks[1], tmp_path / name, {"ads": changed}).path)
         to = ("--name", name, "--output", this.output)
         assert run_here(promote, champion, *to)[0] == 0
         code, printed = run_here(promote, candidate, *to)

@@ -44,7 +44,8 @@ def config(cluster, small_run, dataset_path, encoder_path, tmp_path):
 def _renumber_ads(dataset):
     """Give all ads other ids, as another import of the same tables may; returns the former file."""
     file = Path(dataset) / "ads.parquet"
-    before, ads = file.read_bytes(), pq.read_table(file)
+    before = file.read_bytes()
+    ads = pq.read_table(file)
     turned = ads.set_column(1, "text", ads["text"].take(pa.array(np.arange(len(ads))[::-1])))
     pq.write_table(turned, file)
     return before
@@ -94,7 +95,8 @@ def test_what_a_checkpoint_is_measured_on_is_what_it_was_trained_on_or_asked_for
 ):
     run = fit(config).run_directory
     shutil.rmtree(config.encoder.pretrained)  # the checkpoint has all that is needed
-    predictions, prepare = tmp_path / "predictions.parquet", checkpoint.prepare
+    predictions = tmp_path / "predictions.parquet"
+    prepare = checkpoint.prepare
 
     def replace():
         assert "in use by a job" in refused(graph, "remove", config.dataset, "--name", "links")
@@ -114,7 +116,8 @@ def test_what_a_checkpoint_is_measured_on_is_what_it_was_trained_on_or_asked_for
 @pytest.mark.slow
 def test_an_encoder_that_is_replaced_while_a_run_trains_is_refused(config, monkeypatch):
     file = Path(config.encoder.pretrained) / "model.safetensors"
-    before, prepared = file.read_bytes(), training.prepared_data
+    before = file.read_bytes()
+    prepared = training.prepared_data
     with monkeypatch.context() as patch:
         replaced = _then(prepared, lambda: file.write_bytes(before[:-4] + bytes(4)))
         patch.setattr(training, "prepared_data", replaced)

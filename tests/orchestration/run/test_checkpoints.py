@@ -80,7 +80,8 @@ def test_a_failure_leaves_no_half_of_a_checkpoint(tmp_path):
 
 
 def test_a_writer_that_was_cut_off_writes_no_more(tmp_path):
-    cut_off, successor = Checkpoints(tmp_path, CPU), Checkpoints(tmp_path, CPU)
+    cut_off = Checkpoints(tmp_path, CPU)
+    successor = Checkpoints(tmp_path, CPU)
     with pytest.raises(RunError, match=r"another process trains .* now, so this one ends"):
         _write(cut_off, 5, 0.5)
     assert _steps(tmp_path) == []

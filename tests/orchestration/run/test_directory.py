@@ -3,11 +3,11 @@ import shutil
 from pathlib import Path
 
 import pytest
-from support import run_config_of
+from support import run_config_of, with_tables
 
 import ramen_ray
 from ramen_ray.config import overlay, read_config
-from ramen_ray.data.store.dataset import Dataset, write_dataset
+from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.long_work import warn_once
 from ramen_ray.orchestration.run import identity
 from ramen_ray.orchestration.run.directory import (
@@ -149,13 +149,13 @@ def test_a_name_is_of_one_configuration_of_one_dataset_and_one_version(
     assert found == (directory if finished else None)
     changed = overlay(named, {"optimizer.lr": 0.5, "regularization.lambda_x.links": 0.7})
     refuses(r"optimizer.lr \(0.005 there, 0.5 now\).*lambda_x.links", changed)
-    tables = {name: dataset.read(name) for name in dataset.tables}
-    tables["ads"] = tables["ads"].set_column(1, "text", [["another"] * len(tables["ads"])])
-    other = write_dataset(tmp_path / "other", tables, name="handmade")
+    ads = dataset.read("ads")
+    tables = {"ads": ads.set_column(1, "text", [["another"] * len(ads)])}
+    other = with_tables(dataset, tmp_path / "other", tables)
     refuses("dataset .*; ads: different; put it back, or choose another name", named, other)
     for name in ("anchors/{}", "edges/{}/ad"):
         tables[name.format("seller")] = dataset.read(name.format("links"))
-    other = write_dataset(tmp_path / "more", tables, name="handmade")
+    other = with_tables(dataset, tmp_path / "more", tables)
     command = f"python jobs/graph.py remove {other.path} --name seller"
     refuses(
         rf"anchors/seller, edges/seller/ad: new.*\({command}\)",

@@ -130,7 +130,8 @@ def test_a_run_on_a_disk_that_is_full_again_and_again_goes_on_to_the_same_number
     shutil.copy(empty_store, small_disk)
     file = tmp_path / "config.json"
     write_config(overlay(config, {"output": str(small_disk), "name": "full"}), file)
-    run, stages = small_disk / "runs" / "full", []
+    run = small_disk / "runs" / "full"
+    stages = []
     while True:
         code, said = run_here(train, "--config", file)
         if code == 0:

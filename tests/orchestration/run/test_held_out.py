@@ -10,7 +10,10 @@ from ramen_ray.method.metrics.ground_truth import GroundTruth, Propensity
 from ramen_ray.orchestration.run import worker as what_answers
 from ramen_ray.orchestration.run.worker import PARTS, choose_answering
 
-NUM_QUERIES, NUM_ADS, EARLIER, LAST = 40, 50, 7, 14
+NUM_QUERIES = 40
+NUM_ADS = 50
+EARLIER = 7
+LAST = 14
 
 
 def _setup(right):

@@ -52,7 +52,8 @@ def test_a_terminal_has_one_line_that_changes(tmp_path, monkeypatch):
                     wait_until((tmp_path / f"seen-{step}").exists, "not shown")
 
     with ThreadPoolExecutor(1) as pool:
-        trained, written = pool.submit(train), b""
+        trained = pool.submit(train)
+        written = b""
         for part in _read_terminal(ours):
             written += part
             for step in (10, 20, 30):

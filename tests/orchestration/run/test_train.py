@@ -30,7 +30,8 @@ from ramen_ray.tracking.runs import Run
 EPOCH = 7  # steps of an epoch of the made dataset
 NUM_STEPS = 3 * EPOCH
 # steps of checkpoints; at 14 the next epoch waits for background tasks, the others are soon gone
-SECOND_EPOCH, THIRD_EPOCH = (9, 12, 14), (14, 15, 18)
+SECOND_EPOCH = (9, 12, 14)
+THIRD_EPOCH = (14, 15, 18)
 REGULARIZERS = [
     Regularizer("links", "query"),
     Regularizer("links", "ad"),
@@ -188,7 +189,8 @@ def test_a_damaged_run_goes_on_from_what_is_whole_to_the_same_numbers(config, un
 
 @pytest.mark.parametrize(("changed", "now"), [("seed", "7"), ("dataset", "'\\w+'")])
 def test_a_checkpoint_of_another_run_is_refused_by_name(changed, now, config, unharmed):
-    trained, run = unharmed.encoder.parent, unharmed.run_directory.with_name(f"another-{changed}")
+    trained = unharmed.encoder.parent
+    run = unharmed.run_directory.with_name(f"another-{changed}")
     checkpoint = shutil.copytree(trained, run / trained.name)
     if changed == "dataset":
         made_from = json.loads((checkpoint / "made_from.json").read_text())

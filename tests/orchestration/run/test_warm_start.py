@@ -90,7 +90,8 @@ def test_encoder_head_and_classifiers_of_ads_that_stay_go_on(last_week, dataset_
     result = fit_here(resolved(overlay(config, changes)))
     assert list(result.rows()) == ["start: week", "trained"]
     assert list(before.rows()) == ["untrained", "trained"]
-    week, next_week = Dataset(config.dataset), Dataset(changes["dataset"])
+    week = Dataset(config.dataset)
+    next_week = Dataset(changes["dataset"])
     registry = Registry(result.run.uri)
     retriever = registry.look_up(uri_of(registry.find_logged(result.run.id, None)[1]))
     mlflow.set_tracking_uri(None)
@@ -98,7 +99,8 @@ def test_encoder_head_and_classifiers_of_ads_that_stay_go_on(last_week, dataset_
         (str(next_week.path), next_week.content_of(["queries/train"])),
         (str(week.path), week.fingerprint),
     ]
-    after, old = _best(result), _best(before)
+    after = _best(result)
+    old = _best(before)
     of_those = old.classifiers.vectors[torch.from_numpy(order)]
     torch.testing.assert_close(after.classifiers.vectors, of_those, atol=1e-6, rtol=0)
     torch.testing.assert_close(after.state_dict(), old.state_dict(), atol=1e-6, rtol=0)

@@ -64,7 +64,9 @@ def test_parts_that_a_configuration_does_not_use_have_no_variant():
 
 
 def test_a_verdict_says_which_base_is_best_and_where_the_graph_helps():
-    up, level, down = (0.02, 0.01, 0.03), (0.001, -0.01, 0.01), (-0.02, -0.03, -0.01)
+    up = (0.02, 0.01, 0.03)
+    level = (0.001, -0.01, 0.01)
+    down = (-0.02, -0.03, -0.01)
 
     def figures(base, **gains):
         named = {"P@1": gains["p"], "R@10": gains["r"]} if gains else {}

@@ -41,7 +41,9 @@ def test_where_nothing_differs_the_default_stays_and_figures_are_true(luck, num_
     draw = np.random.default_rng(0)
     half = draw.random(NUM_QUERIES) < 0.5
     chances = {**{f"candidate {number}": 0.5 for number in range(8)}, "default": 0.5}
-    told, highest, kept = [], [], []
+    told = []
+    highest = []
+    kept = []
     for _ in range(30):
         scores = _drawn(chances, draw, luck, num_seeds)
         choice = choose(scores, half, "P@1", "default")

@@ -80,7 +80,8 @@ def _disturbed(config, kill, job, is_soon=False):
 
 
 def test_a_trial_that_dies_too_often_says_so_and_one_that_may_die_goes_on(config, unharmed, parent):
-    strict, killed = _named(config, "killed", max_failures=0), _named(config, "killed")
+    strict = _named(config, "killed", max_failures=0)
+    killed = _named(config, "killed")
     errors = _disturbed(strict, _kill_trial, lambda: _in_trial(strict, parent), is_soon=True)
     assert "killed: its process has died 1 times, once more than" in errors
     assert _disturbed(killed, _kill_trial, lambda: _in_trial(killed, parent)) == ""
