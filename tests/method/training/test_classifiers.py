@@ -261,5 +261,5 @@ def test_a_folder_without_classifiers_cannot_answer_by_them(config, prepared_bag
     Run(config, prepared_bag).save(tmp_path / "run")
     (file,) = (tmp_path / "run" / "classifiers").glob("vectors-*.npy")
     np.save(file, np.load(file)[:-3])
-    with pytest.raises(EncoderError, match=r"classifiers has \d+ of \d+ rows"):
+    with pytest.raises(EncoderError, match="run/classifiers"):
         load_model(tmp_path / "run")

@@ -283,9 +283,9 @@ def test_without_a_use_judgements_change_no_bit_and_without_judgements_no_settin
     assert trained != ConfiguredRun(overlay(config, {"judged.graded": 0.0}), data).train(6)
     refuse_idle(config, ["judged.num_negatives"])
     without = overlay(config, {"dataset": str(dataset_path)})
-    with pytest.raises(ConfigError, match=r"^judged\.num_negatives does nothing"):
+    with pytest.raises(ConfigError, match=r"^judged\.num_negatives"):
         refuse_idle(without, ["judged.num_negatives"])
-    with pytest.raises(ConfigError, match=r"^judged\.graded needs judgements"):
+    with pytest.raises(ConfigError, match=r"^judged\.graded"):
         check_clicks(without, prepared_bag)
     with pytest.raises(DatasetError, match=r"'teacher'.*human"):
         check_clicks(overlay(config, {"judged.sources": ("teacher",)}), data)

@@ -47,7 +47,7 @@ def test_others_find_the_same_in_what_is_exported(retriever, output, done, refus
         np.testing.assert_allclose(found[ads["ad_id"]], vectors @ vector, atol=1e-5)
         texts = expected[expected["query"] == query].set_index("ad_id")["ad"]
         assert texts[ads["ad_id"]].tolist() == ads["text"].tolist()
-    assert "exists already" in refused(export, *words, "--to", to)
+    assert str(to) in refused(export, *words, "--to", to)
 
 
 def test_the_recipe_for_pgvector_finds_the_same(retriever, output, done, tmp_path, monkeypatch):

@@ -19,10 +19,10 @@ def _write(file, ads):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--remove", "{file}"], "names all ads; a retriever needs one"),
-        (["--remove", "{most}"], "{most} would remove 38 of 40 ads; is it whole?"),
-        (["--sync", "{cut}"], "{cut} would remove 38 of 40 ads; is it whole?"),
-        (["--ads", "{file}"], "40 ids are in use or repeated: "),
+        (["--remove", "{file}"], "{file}"),
+        (["--remove", "{most}"], "{most} would remove 38 of 40 ads"),
+        (["--sync", "{cut}"], "{cut} would remove 38 of 40 ads"),
+        (["--ads", "{file}"], "{file}, row 2, column 'ad_id': 40"),
     ],
 )
 def test_what_cannot_be_done_is_one_clear_line(

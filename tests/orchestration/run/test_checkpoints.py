@@ -58,9 +58,9 @@ def test_a_checkpoint_has_the_shares_of_all_workers(tmp_path):
     shares = {file.name: file.read_text() for file in (checkpoint.folder / "heads").iterdir()}
     assert shares == {"share-0": "of 0", "share-1": "of 1"}
     (checkpoint.folder / "heads" / "share-1").write_text("of 7")
-    assert "share-1 has changed" in str(find_damage(checkpoint.folder))
+    assert "share-1" in str(find_damage(checkpoint.folder))
     (checkpoint.folder / "checksums-2-of-2.json").unlink()
-    assert "incomplete: 1 of 2" in str(find_damage(checkpoint.folder))
+    assert "1 of 2" in str(find_damage(checkpoint.folder))
 
 
 def test_a_failure_leaves_no_half_of_a_checkpoint(tmp_path):
@@ -82,12 +82,12 @@ def test_a_failure_leaves_no_half_of_a_checkpoint(tmp_path):
 def test_a_writer_that_was_cut_off_writes_no_more(tmp_path):
     cut_off = Checkpoints(tmp_path, CPU)
     successor = Checkpoints(tmp_path, CPU)
-    with pytest.raises(RunError, match=r"another process trains .* now, so this one ends"):
+    with pytest.raises(RunError, match=str(tmp_path)):
         _write(cut_off, 5, 0.5)
     assert _steps(tmp_path) == []
     _write(successor, 5, 0.4)
     with (
-        pytest.raises(RunError, match="another process trains"),
+        pytest.raises(RunError, match=str(tmp_path)),
         cut_off.written({"step": 10, SCORE: 1.0}, is_shared=False),
     ):
         _write(successor, 10, 0.3)  # meanwhile

@@ -180,13 +180,13 @@ def test_a_late_result_is_told_and_one_that_misses_half_of_the_run_ends_it(
     with monkeypatch.context() as impatient:
         impatient.setattr(background, "PATIENCE_S", 0)
         _advance(task, 3 * EPOCH)
-        assert "counting have not come for 2 of 8 epochs" in caplog.text
-        with pytest.raises(LateError, match=r"for 4 of 8 .*cpus_per_worker.*\(a\.flag synchr"):
+        assert "2 of 8" in caplog.text
+        with pytest.raises(LateError, match=r" 4 of 8 .*cpus_per_worker.*a\.flag"):
             _advance(task, 5 * EPOCH)
         task.cancel()
         resumed = _task(tmp_path, waits, schedule)
         resumed.restore(json.loads(json.dumps(task.progress)), SamplingSources({}))
-        with pytest.raises(LateError, match="for 6 of 8 "):
+        with pytest.raises(LateError, match=" 6 of 8 "):
             _advance(resumed, 7 * EPOCH)
     resumed.cancel()
     gate.touch()
@@ -200,9 +200,9 @@ def test_a_task_that_fails_each_time_ends_the_run_at_its_half(cluster, tmp_path,
     task = _task(tmp_path, fails, schedule)
     for epoch in (1, 2, 3):
         _advance(task, epoch * EPOCH)
-    assert "counting have not come for 2 of 6 epochs" in caplog.text
+    assert "2 of 6" in caplog.text
     assert "no room on the GPU" in caplog.text
-    with pytest.raises(LateError, match="for 3 of 6 "):
+    with pytest.raises(LateError, match=" 3 of 6 "):
         _advance(task, 4 * EPOCH)
 
 
@@ -231,7 +231,7 @@ def test_a_damaged_result_is_left_out(cluster, tmp_path, caplog):
     resumed = _task(tmp_path, writes)
     resumed.restore({"taken": 2 * EPOCH, "waited_s": 0.0}, SamplingSources({}))
     assert resumed.taken == EPOCH
-    assert "counting are made again when they are due" in caplog.text
+    assert "shortlists" in caplog.text
     assert _advance(resumed, 3 * EPOCH) == 3 * EPOCH
 
 

@@ -14,11 +14,7 @@ from ramen_ray.orchestration.run.fit import fit
 
 pytestmark = pytest.mark.slow
 
-DELETED = {
-    "mlflow.db": "cannot use the MLflow store",
-    "runs/taken": "runs/taken: No such file or directory; if it was deleted while the job ran",
-    "prepared": "No such file or directory; if it was deleted while the job ran",
-}
+DELETED = ("mlflow.db", "runs/taken", "prepared")
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +55,7 @@ def test_what_is_deleted_while_a_run_trains_is_told_in_one_line(
 ):
     code, said = _run(taken, config, run_here)
     assert code == 2, said
-    assert DELETED[taken] in the_error(said)
+    assert taken in the_error(said)
     if taken != "mlflow.db":  # it has to be brought back
         done(train, "--config", Path(config.output) / "config.json")
         assert RunDirectory.of(config.output, "taken").notes["metrics"] == unharmed

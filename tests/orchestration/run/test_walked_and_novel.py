@@ -144,11 +144,11 @@ def test_the_evaluation_job_does_the_same_and_writes_predictions(
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--split", "zero_shot"], "handmade has no zero_shot split"),
-        (["--predictions", "/no/such/folder/file.parquet"], "must be NAME.parquet in a folder"),
+        (["--split", "zero_shot"], "handmade has no zero_shot"),
+        (["--predictions", "/no/such/folder/file.parquet"], "/no/such/folder/file.parquet"),
         (
             ["--predictions", "p.parquet", "--against", "/no/such"],
-            "/no/such has no predictions of jobs",
+            "/no/such",
         ),
     ],
 )

@@ -142,5 +142,5 @@ def test_what_cannot_be_gone_on_from_is_told(last_week, tmp_path):
     unfinished = RunDirectory(tmp_path / "run")
     unfinished.create()
     unfinished.note(mlflow_run_id="0")
-    with pytest.raises(RunError, match="is not finished; run its command again"):
+    with pytest.raises(RunError, match=str(unfinished.path)):
         resolved(overlay(config, {"encoder.pretrained": str(unfinished.path)}))

@@ -255,7 +255,7 @@ def test_a_search_is_not_mixed_with_one_of_other_queries_or_begun_with_too_few(t
     directory = RunDirectory(tmp_path / "recommendations" / "mine")
     directory.create()
     directory.note(plan={"train queries": 1000})
-    with pytest.raises(RunError, match=r"another search: .*train queries \(1000 there, 2000 now\)"):
+    with pytest.raises(RunError, match=r"train queries \(1000 there, 2000 now\)"):
         recommend(RecommendConfig(**settings, name="mine", max_queries=2000))
-    with pytest.raises(ConfigError, match="100 train queries are fewer than the 256 of a"):
+    with pytest.raises(ConfigError, match=r"100 train queries .* 256 "):
         recommend(RecommendConfig(**settings, max_queries=100))

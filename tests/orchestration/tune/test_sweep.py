@@ -161,11 +161,11 @@ def test_spaces_that_do_not_fit_are_refused(stand_in):
 
     with pytest.raises(ConfigError, match=r"empty.* --space"):
         check("none")
-    with pytest.raises(ConfigError, match=r"optimizer\.lrr: Extra inputs are not permitted"):
+    with pytest.raises(ConfigError, match=r"optimizer\.lrr"):
         check("optimizer.lrr", 0.1)
     with pytest.raises(ConfigError, match=r"loss\.margin"):
         check("loss.margin", 0.1, -2)
-    with pytest.raises(ConfigError, match="num_layers 7 is more than the 6 layers of 'packag"):
+    with pytest.raises(ConfigError, match=r"num_layers 7 .* 6 layers"):
         check("encoder.num_layers", 1, 2, 3, 4, 5, 7, 6)
 
 
@@ -247,11 +247,11 @@ def test_a_name_stands_for_one_sweep(config):
     mine = overlay(config, {"name": "taken"})
     with (
         FileLock(directory.path / ".lock"),
-        pytest.raises(RunError, match="taken is in use by another process"),
+        pytest.raises(RunError, match="sweeps/taken"),
     ):
         sweep(mine, SETTINGS, margins, training_command)
     directory.note(plan={"training.epochs": 3, "sweep format": 7})
-    message = r"taken holds another sweep: .*sweep format \(7 there, .*training\.epochs \(3 there,"
+    message = r"sweep format \(7 there, .*training\.epochs \(3 there,"
     with pytest.raises(RunError, match=message):
         sweep(mine, SETTINGS, margins, training_command)
 
@@ -271,7 +271,7 @@ def test_a_sweep_learns_from_one_with_another_metric_or_version_in_no_way(config
     directory.note(plan={"training.selection_metric": "P@1"})
     refused("P@1, not by R@10")
     (directory.path / TABLE_FILE).write_text("odd")
-    with pytest.raises(RunError, match=r"trials\.parquet is damaged"):
+    with pytest.raises(RunError, match=r"trials\.parquet"):
         sweep(overlay(config, {"name": "new"}), settings, margins, training_command)
 
 
@@ -328,7 +328,7 @@ def test_a_dataset_that_changes_between_trials_stops_a_sweep_in_one_line(
         return []
 
     monkeypatch.setattr(trials_module.Trials, "fit", change_first)
-    with pytest.raises(RunError, match=r"meanwhile: dataset .*; put it back") as failure:
+    with pytest.raises(RunError, match=": dataset ") as failure:
         ours = overlay(config, {"dataset": str(dataset), "name": "meanwhile"})
         sweep(ours, SETTINGS, margins, training_command)
     assert "\n" not in str(failure.value)
@@ -352,7 +352,7 @@ def test_a_sweep_begins_with_the_best_of_another_that_its_space_has(without_ray,
     first, prior, new = (without_ray[0].search.suggest(str(number)) for number in range(3))
     assert first["loss.margin"] == config.loss.margin and prior["loss.margin"] == 0.4
     assert new["loss.margin"] not in {0.2, 0.4}
-    assert "1 of 3 trials of --from-sweep week-1 have settings that this space" in caplog.text
+    assert "1 of 3 trials of --from-sweep week-1" in caplog.text
 
 
 def test_what_was_cleaned_away_between_calls_is_told_or_not_needed(
@@ -375,7 +375,7 @@ def test_what_was_cleaned_away_between_calls_is_told_or_not_needed(
     described = MlflowClient(kept.run.uri).get_run(kept.run.id).data.tags[DESCRIPTION_TAG]
     assert "(#/models/shop/versions/1)" in described and kept.run.link_to("trials.csv") in described
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{config.output}/cleaned.db")
-    with pytest.raises(TrackingError, match="bring back the store") as failure:
+    with pytest.raises(TrackingError, match=r"cleaned\.db") as failure:
         sweep(ours, SETTINGS, margins, training_command)
     assert "\n" not in str(failure.value)
 
@@ -428,7 +428,7 @@ def test_a_failing_store_does_not_end_trials(config, monkeypatch, caplog):
     (log.errors / "7").write_text("a reason")
     trial = SimpleNamespace(config={"name": "7"}, status="ERROR", run_metadata=SimpleNamespace())
     log.on_trial_error(1, [trial], trial)
-    assert "7 is not shown in MLflow yet: the store is locked" in caplog.text
+    assert "the store is locked" in caplog.text
     assert [file.name for file in shown.report.iterdir()] == ["trials.csv"]
 
 
@@ -538,7 +538,7 @@ def test_a_sweep_grows_under_its_name_and_ends_with_finalists(result, config):
 @pytest.mark.slow
 def test_a_sweep_out_of_time_ends_its_trials(config, result):
     settings = SETTINGS.model_copy(update={"time_budget": 1.0})
-    with pytest.raises(RunError, match="no trial has been validated: out of time"):
+    with pytest.raises(RunError, match="out of time"):
         sweep(overlay(config, {"name": "late"}), settings, margins, training_command)
     client = MlflowClient(tracking_uri=result.run.uri)
     experiment = client.get_run(result.run.id).info.experiment_id
