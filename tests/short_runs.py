@@ -3,6 +3,7 @@
 import gc
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -112,20 +113,25 @@ class ConfiguredRun(Run):
         self.state = build_state(config, self.model, self.model, self.sampler, self.objective)
 
 
-def fit_here(config: RunConfig, **context: Any) -> Any:
-    """Fit in this process, whose worker's ``context`` may be another; returns a TrainResult."""
-    from ramen_ray.orchestration.run.fit import fit_on  # other trainings need no Ray
-    from ramen_ray.orchestration.run.identity import identity_of
-    from ramen_ray.orchestration.run.processes import only_worker
+def train_here(train: Callable[[Any], Any], *_: object, **context: Any) -> Any:
+    """Train in this process, whose worker's ``context`` may be another, in place of in workers."""
+    from ramen_ray.orchestration.run.processes import only_worker  # other trainings need no Ray
 
-    dataset = Dataset(config.dataset)
-    worker = replace(only_worker(), **context)
     precision = torch.get_float32_matmul_precision()
     try:
-        made_from = identity_of(config, dataset)
-        return fit_on(dataset, config, made_from, lambda train, *_: train(worker))
+        return train(replace(only_worker(), **context))
     finally:
         torch.set_float32_matmul_precision(precision)
+
+
+def fit_here(config: RunConfig, **context: Any) -> Any:
+    """Fit in this process; returns a TrainResult."""
+    from ramen_ray.orchestration.run.fit import fit_on
+    from ramen_ray.orchestration.run.identity import identity_of
+
+    dataset = Dataset(config.dataset)
+    made_from = identity_of(config, dataset)
+    return fit_on(dataset, config, made_from, partial(train_here, **context))
 
 
 def run_two_workers(worker: Callable[..., None], folder: Path, *arguments: object) -> None:

@@ -11,12 +11,14 @@ import mlflow
 import pytest
 from conftest import free_port
 from ray.job_submission import JobStatus, JobSubmissionClient
+from short_runs import train_here
 from stores import choose
 from support import PATIENCE_S, ROOT, running, wait_until
 
 from jobs import train
 from ramen_ray.config import overlay, read_config, write_config
 from ramen_ray.orchestration.run.directory import RunDirectory
+from ramen_ray.orchestration.tune import beside_base
 from ramen_ray.presets import tiny
 from ramen_ray.tracking.registry import Registry
 from ramen_ray.tracking.runs import DESCRIPTION_TAG, Run
@@ -82,7 +84,8 @@ def test_a_submitted_job_is_tracked_by_a_server(
     mlflow.set_tracking_uri(None)
 
 
-def test_a_run_is_shown_beside_its_base(cluster, small_run, done, tmp_path):
+def test_a_run_is_shown_beside_its_base(cluster, small_run, done, tmp_path, monkeypatch):
+    monkeypatch.setattr(beside_base, "train_in_all_workers", train_here)
     learns_nothing = {"optimizer.lr": 1e-12, "training.early_stop_patience": 1}
     config = overlay(small_run, {**learns_nothing, "name": "mine"})
     write_config(config, tmp_path / "config.json")

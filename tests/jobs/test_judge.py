@@ -83,6 +83,7 @@ def test_a_person_judges_by_keys_and_goes_on_after_a_kill(
     words, models, run_here, dataset_path, tmp_path
 ):
     folder = tmp_path / "j"
+    words[words.index("--queries") + 1] = "3"
     run_here(judge, *words, "--export-prompts", tmp_path / "prompts")
     chromium = shutil.which("chromium")
     assert chromium is not None, "this takes Chromium"
@@ -139,11 +140,11 @@ def test_a_person_judges_by_keys_and_goes_on_after_a_kill(
     ]
 
 
-def test_models_judge_through_files_and_bad_lines_are_told(words, run_here, tmp_path):
+def test_models_judge_through_files_and_bad_lines_are_told(words, done, refused, tmp_path):
     folder = tmp_path / "j"
     prompts = tmp_path / "prompts"
     grades = tmp_path / "grades"
-    assert run_here(judge, *words, "--export-prompts", prompts)[0] == 0
+    done(judge, *words, "--export-prompts", prompts)
     rows = [json.loads(line) for line in prompts.read_text().splitlines()]
     drawn = _drawn(folder)
     assert [row["pair"] for row in rows] == [*range(len(drawn["pairs"]))]
@@ -159,32 +160,26 @@ def test_models_judge_through_files_and_bad_lines_are_told(words, run_here, tmp_
     chances = [1 / query["weight"] for query in drawn["queries"]]
     assert np.corrcoef(differing, chances)[0, 1] > 0.2
     grades.write_text("")
-    code, told = run_here(judge, *words, "--import-grades", grades)
-    assert (code, f"0 of {NUM_QUERIES} queries are judged" in told) == (0, True), told
+    imports = (judge, *words, "--import-grades", grades, "--judge")
+    assert f"0 of {NUM_QUERIES} queries are judged" in done(*imports, "llm")
     fine = [json.dumps({"pair": row["pair"], "grade": row["pair"] % 4}) for row in rows]
     bad = ['{"pair": 0, "grade": 4}', "{", "[]", '{"pair": -1, "grade": 0}', '{"pair": true}']
     for line in bad:
         grades.write_text("\n".join([*fine, line]))
-        code, told = run_here(judge, *words, "--import-grades", grades, "--judge", "llm")
-        assert (code, f"row {len(fine) + 1}" in told) == (2, True), told
+        assert f"row {len(fine) + 1}" in refused(*imports, "llm")
         assert not (folder / "llm.jsonl").exists()
     grades.write_text("\n".join(fine))
-    _, told = run_here(judge, *words, "--import-grades", grades, "--judge", "llm")
+    assert f"{NUM_QUERIES} of {NUM_QUERIES} queries are judged" in done(*imports, "llm")
     by_hand = folder / "by_hand.jsonl"
     by_hand.write_text('{"pair": 0, "grade": 2}\n{"pair": 1, "grade": "good"}\n')
-    code, refused = run_here(judge, *words, "--import-grades", grades, "--judge", "llm")
-    assert (code, f"{by_hand}, row 2" in refused) == (2, True), refused
+    assert f"{by_hand}, row 2" in refused(*imports, "llm")
     by_hand.unlink()
     whole = (folder / "drawn.json").read_text()
     (folder / "drawn.json").write_text(whole[:-9])
-    code, refused = run_here(judge, *words, "--export-prompts", prompts)
-    assert (code, "drawn.json" in refused) == (2, True), refused
+    assert "drawn.json" in refused(judge, *words, "--export-prompts", prompts)
     (folder / "drawn.json").write_text(whole)
-    assert f"{NUM_QUERIES} of {NUM_QUERIES} queries are judged" in told
-    code, told = run_here(judge, *words, "--import-grades", grades, "--judge", "other")
-    assert (code, "kappa 1.00" in told) == (0, True), told
-    code, told = run_here(judge, *words, "--seed", 1, "--export-prompts", prompts)
-    assert (code, "--judgements" in told) == (2, True), told
+    assert "kappa 1.00" in done(*imports, "other")
+    assert "--judgements" in refused(judge, *words, "--seed", 1, "--export-prompts", prompts)
 
 
 def test_the_page_takes_grades_from_this_machine_only(words, run_here, tmp_path):

@@ -189,11 +189,11 @@ def test_refusals_are_one_line_that_names_what_is_wrong(tmp_path, empty_store, d
     sweep.create()
     sweep.note(plan={"search": "tpe"})
     with folder_lock(held.path):
-        before = sorted(tmp_path.rglob("*"))
+        before = sorted(tmp_path.rglob("[!.]*"))
         _refuse(tmp_path, "", BY_WORDS_AND_FILES)
     _refuse(tmp_path, "mlflow", BY_THE_STORE)
     _refuse(tmp_path, "faiss mlflow ray torch transformers", BY_THE_ENCODER)
-    assert sorted(tmp_path.rglob("*")) == before
+    assert sorted(tmp_path.rglob("[!.]*")) == before
 
 
 def _refuse(folder, allowed, lines):

@@ -11,6 +11,7 @@ from short_runs import Run, build_encoder, build_sampler
 from support import csr_of, rows_of
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.testing import assert_close
 
 from ramen_ray.data.prepared.folder import TokenTable
 from ramen_ray.method.model.dual_encoder import DualEncoder
@@ -114,8 +115,8 @@ def test_of_several_steps_the_first_counts_for_the_anchors_of_all(prepared_bag, 
     for step in range(2 * every):
         plain = _step(encoder, sampler, step)
         found = _step(encoder, sampler, step, seldom)
-        torch.testing.assert_close(found[0], plain[0])
-        torch.testing.assert_close(found[1:], plain[1:] * (step % every == 0))
+        assert_close(found[0], plain[0])
+        assert_close(found[1:], plain[1:] * (step % every == 0))
         seen = Recorder()
         expected = Recorder()
         _step(seen, sampler, step, seldom)
@@ -130,7 +131,7 @@ def test_of_several_steps_the_first_counts_for_the_anchors_of_all(prepared_bag, 
     ]
     losses = [run.train(1) for run in runs]
     assert losses[0] == losses[1] == losses[2], "of the first step, before any update"
-    torch.testing.assert_close(runs[0].parameters, runs[1].parameters)
+    assert_close(runs[0].parameters, runs[1].parameters)
     assert not torch.allclose(runs[0].parameters, runs[2].parameters)
 
 
@@ -211,8 +212,8 @@ def test_terms_and_gradients_equal_a_loop_that_encodes_every_text_alone(
         expected = torch.stack(list(by_name.values()))
         assert list(by_name) == objective.names
         assert (expected > 0).all()
-        torch.testing.assert_close(found, expected, **TOLERANCE)
-        torch.testing.assert_close(
+        assert_close(found, expected, **TOLERANCE)
+        assert_close(
             _gradients(encoder, (found * weights).sum()),
             _gradients(encoder, (expected * weights).sum()),
             **TOLERANCE,
@@ -232,12 +233,12 @@ def test_edges_that_another_graph_leaves_out_are_no_negatives(prepared_bag, enco
     encoder = build_encoder("bag", encoder_path)
     found = _step(encoder, other, 0)
     expected = torch.stack(list(_naive_terms(encoder, other, 0).values()))
-    torch.testing.assert_close(found, expected, **TOLERANCE)
+    assert_close(found, expected, **TOLERANCE)
     drawn_only = {one: [edges] for one, edges in other.data.graphs.items()}
     blind = Sampler(replace(other.data, known_edges=drawn_only), 16, seed=3)
     assert not torch.allclose(found, torch.stack(list(_naive_terms(encoder, blind, 0).values())))
     pruned = SamplingSources(open_graphs(tmp_path, regularizers))
-    torch.testing.assert_close(_step(encoder, other, 0, sources=pruned), found)
+    assert_close(_step(encoder, other, 0, sources=pruned), found)
 
 
 def _with_shortlists(sampler, num_ads):
@@ -261,13 +262,11 @@ def test_hard_negatives_join_the_pool_of_all_queries(prepared_bag, encoder_path)
     found = _step(encoder, sampler, 0, sources=sources)
     naive = _naive_terms(encoder, sampler, 0, sources=sources)
     expected = torch.stack(list(naive.values()))
-    torch.testing.assert_close(found, expected, **TOLERANCE)
-    torch.testing.assert_close(
-        _gradients(encoder, found.sum()), _gradients(encoder, expected.sum()), **TOLERANCE
-    )
+    assert_close(found, expected, **TOLERANCE)
+    assert_close(_gradients(encoder, found.sum()), _gradients(encoder, expected.sum()), **TOLERANCE)
     plain = _step(encoder, build_sampler(prepared_bag, OBJECTIVE), 0)
     assert found[0] > plain[0]
-    torch.testing.assert_close(found[1:], plain[1:], **TOLERANCE)
+    assert_close(found[1:], plain[1:], **TOLERANCE)
     assert torch.equal(_step(encoder, sampler, 0), plain), "as long as there are no shortlists"
 
 
@@ -286,7 +285,7 @@ def test_a_curriculum_makes_clusters_of_the_queries_that_it_observes(prepared_ba
         rows += encoded.batch.queries.tolist()
     expected = model.embed_queries(prepared_bag.queries["train"], np.array(rows))
     seen = curriculum.seen
-    torch.testing.assert_close(seen[rows].float(), torch.from_numpy(expected), rtol=0, atol=1e-3)
+    assert_close(seen[rows].float(), torch.from_numpy(expected), rtol=0, atol=1e-3)
     left_out = np.setdiff1d(np.arange(len(prepared_bag.query_ids)), rows)
     assert len(left_out)
     assert not seen[left_out].any()
@@ -349,10 +348,10 @@ def test_a_step_in_parts_has_the_losses_and_gradients_of_the_whole(
     rounding = (rounded[1] - gradients).norm()
     for texts_at_once in (num_texts // 3, 7, num_texts + 1):
         in_parts = train(texts_at_once, use_bf16=False)
-        torch.testing.assert_close(in_parts[0], losses, rtol=1e-6, atol=1e-7)
+        assert_close(in_parts[0], losses, rtol=1e-6, atol=1e-7)
         assert (in_parts[1] - gradients).norm() <= 1e-6 * gradients.norm()
         in_parts = train(texts_at_once, use_bf16=True)
-        torch.testing.assert_close(in_parts[0], rounded[0], rtol=4e-3, atol=1e-4)
+        assert_close(in_parts[0], rounded[0], rtol=4e-3, atol=1e-4)
         assert (in_parts[1] - gradients).norm() <= 1.5 * rounding
 
 
@@ -411,7 +410,7 @@ def test_ads_of_a_querys_own_text_may_be_left_out(loss, prepared_bag, encoder_pa
             loss(similarity[row, kept][None], places, torch.from_numpy(clicked[row, kept])[None])
         )
     found = task_term(loss, similarity_of=similarity_to_other_texts).loss(encoded)
-    torch.testing.assert_close(found, torch.cat(expected).mean())
+    assert_close(found, torch.cat(expected).mean())
     assert not torch.isclose(found, task_term(loss).loss(encoded))
 
 
@@ -442,4 +441,4 @@ def test_matrices_are_decayed_and_token_embeddings_have_a_rate_of_their_own(kind
     for name, value in encoder.named_parameters():
         rate = 0.3 if value is encoder.token_embeddings else 0.1
         kept = 1.0 if value.ndim < 2 else 1 - rate * 0.5
-        torch.testing.assert_close(value.detach(), before[name] * kept)
+        assert_close(value.detach(), before[name] * kept)

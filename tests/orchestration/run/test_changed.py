@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from mlflow.tracking import MlflowClient
+from short_runs import train_here
 
 from jobs import evaluate as evaluate_job
 from jobs import graph
@@ -25,6 +26,12 @@ from ramen_ray.orchestration.run.fit import fit, fit_on
 from ramen_ray.orchestration.tune import beside_base
 from ramen_ray.orchestration.tune.beside_base import fit_beside_base
 from ramen_ray.tracking.registry import Registry
+
+
+@pytest.fixture(autouse=True)
+def _in_this_process(monkeypatch):
+    for module in (training, beside_base):
+        monkeypatch.setattr(module, "train_in_all_workers", train_here)
 
 
 @pytest.fixture

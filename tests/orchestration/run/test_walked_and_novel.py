@@ -145,6 +145,7 @@ def test_the_evaluation_job_does_the_same_and_writes_predictions(
     ("flags", "message"),
     [
         (["--split", "zero_shot"], "handmade has no zero_shot"),
+        (["--part", "both"], "part 'both'"),
         (["--predictions", "/no/such/folder/file.parquet"], "/no/such/folder/file.parquet"),
         (
             ["--predictions", "p.parquet", "--against", "/no/such"],
