@@ -146,8 +146,22 @@ def _entries(matrix, left, right):
     return {(left[row], right[column]): float(value) for row, column, value in entries}
 
 
-def _assert_is_whole(dataset):
+@pytest.mark.parametrize(
+    ("layout", "suffix"),
+    [
+        *[("ngame", ".txt"), ("renee", ".npz"), ("oak", ".txt"), ("dexml", ".npz")],
+        *[("json", ""), ("json", ".gz")],
+    ],
+)
+def test_a_layout_is_read_whole(layout, suffix, tmp_path):
     """Compare with what scipy holds, graphs too; validation queries are train ones with ads."""
+    folder = tmp_path / f"LF-{layout}"
+    if layout == "json":
+        put_json(folder, suffix)
+    else:
+        put_raw(folder, layout, suffix)
+    dataset = imported(folder)
+    assert dataset.name == folder.name
     check_structure(dataset)
     assert column_of(dataset, "ads") == ADS
     clicks = _clicks(dataset, "train", "validation")
@@ -174,23 +188,9 @@ def _assert_is_whole(dataset):
     assert edge_weights_of(dataset, "hyper_link", "ad") == _entries(LINKS["lbl"], ADS, ANCHORS)
     assert not dataset.has("edges/category/ad")
     assert not dataset.has("edges/hyper_link/test_query")
-
-
-@pytest.mark.parametrize(
-    ("layout", "suffix"), [("ngame", ".txt"), ("renee", ".npz"), ("oak", ".txt"), ("dexml", ".npz")]
-)
-def test_raw_texts_with_matrices(tmp_path, layout, suffix):
-    dataset = imported(put_raw(tmp_path / "Some-Titles", layout, suffix))
-    assert dataset.name == "Some-Titles"
-    _assert_is_whole(dataset)
-
-
-@pytest.mark.parametrize("suffix", ["", ".gz"])
-def test_json(tmp_path, suffix):
-    dataset = imported(put_json(tmp_path / "LF-Wiki", suffix))
-    _assert_is_whole(dataset)
-    ids = dataset.read("queries/test").to_pylist()
-    assert all(TEST[int(row["source_id"])] == row["text"] for row in ids)
+    if layout == "json":
+        rows = dataset.read("queries/test").to_pylist()
+        assert all(TEST[int(row["source_id"])] == row["text"] for row in rows)
 
 
 @pytest.mark.parametrize(

@@ -56,32 +56,22 @@ def test_an_interrupted_run_goes_on_to_the_same_numbers(
         return task.train(replace(only_worker(on_report), device=torch.device(DEVICE))).metrics
 
     devices = set()
-    monkeypatch.setattr(step, "encode", _noting_devices(step.encode, devices))
-    unharmed = run("unharmed", lambda metrics: None)
-    with pytest.raises(_Interrupted):
-        run("interrupted", _interrupt_at_step(18))
-    resumed = run("interrupted", lambda metrics: None)
-    assert devices == {torch.device(DEVICE)}
-    for split, expected in unharmed["trained"].items():
-        assert resumed["trained"][split] == pytest.approx(expected, abs=0.02), split
+    encode = step.encode
 
-
-class _Interrupted(Exception):
-    pass
-
-
-def _interrupt_at_step(number):
-    def on_report(metrics):
-        if metrics["step"] == number:
-            raise _Interrupted
-
-    return on_report
-
-
-def _noting_devices(encode, devices):
-    def noting(*arguments, **options):
+    def note_device(*arguments, **options):
         encoded = encode(*arguments, **options)
         devices.add(encoded.embeddings_UD.device)
         return encoded
 
-    return noting
+    def interrupt(metrics):
+        if metrics["step"] == 18:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(step, "encode", note_device)
+    unharmed = run("unharmed", lambda metrics: None)
+    with pytest.raises(KeyboardInterrupt):
+        run("interrupted", interrupt)
+    resumed = run("interrupted", lambda metrics: None)
+    assert devices == {torch.device(DEVICE)}
+    for split, expected in unharmed["trained"].items():
+        assert resumed["trained"][split] == pytest.approx(expected, abs=0.02), split

@@ -10,7 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import node_edges, query_table, tables_of_page, text_table
+from random_datasets import random_dataset
+from support import query_table, tables_in, tables_of_page, text_table
 from transformers import AutoTokenizer
 
 from jobs import describe as job
@@ -103,39 +104,6 @@ def _tokens_by_loops(dataset, encoder, max_length):
     return rows
 
 
-def _subsets(count, min_size=0):
-    return st.lists(st.integers(0, count - 1), min_size=min_size, max_size=4, unique=True)
-
-
-@st.composite
-def tiny_tables(draw):
-    """Tables of a few rows: up to two anchor sets, with edges on one side or on both."""
-    num_ads = draw(st.integers(1, 5))
-    words = st.lists(st.sampled_from(["robin", "old", "rare", "unseen"]), min_size=1, max_size=8)
-    text = words.map(" ".join)
-
-    def texts(column, count):
-        return text_table(column, draw(st.lists(text, min_size=count, max_size=count)))
-
-    tables = {"ads": texts("ad_id", num_ads)}
-    num_nodes = {"ad": num_ads}
-    for split in SPLITS:
-        clicks = draw(st.lists(_subsets(num_ads, min_size=1), min_size=1, max_size=4))
-        if split == "train":
-            clicks += [[]] * draw(st.integers(0, 2))
-        tables[f"queries/{split}"] = query_table(["robin"] * len(clicks), clicks)
-        num_nodes.setdefault("query", len(clicks))
-    for name in ("links", "links_too")[: draw(st.integers(0, 2))]:
-        num_anchors = draw(st.integers(1, 3))
-        tables[f"anchors/{name}"] = texts("anchor_id", num_anchors)
-        for side in draw(st.sampled_from([["ad"], ["query"], ["ad", "query"]])):
-            anchors = [draw(_subsets(num_anchors)) for _ in range(num_nodes[side])]
-            if not any(anchors):
-                anchors[0] = [0]
-            tables[f"edges/{name}/{side}"] = node_edges(f"{side}_id", anchors)
-    return tables
-
-
 @pytest.fixture(scope="module")
 def description(dataset_path, encoder_path):
     return describe(Dataset(dataset_path), str(encoder_path), MAX_LENGTH)
@@ -147,17 +115,23 @@ def _rows_of(description, title):
 
 
 @settings(max_examples=6)
-@given(tables=tiny_tables())
-def test_numbers_of_any_tiny_dataset_equal_loops(tables, encoder_path, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("tiny")
-    dataset = write_dataset(folder / "tiny", tables, name="tiny")
+@given(seed=st.integers(0, 999), num_ads=st.integers(4, 8), has_graphs=st.booleans())
+def test_numbers_of_any_dataset_equal_loops(
+    seed, num_ads, has_graphs, encoder_path, tmp_path_factory
+):
+    folder = tmp_path_factory.mktemp("random")
+    dataset = random_dataset(folder / "made", seed, num_ads)
+    if not has_graphs:
+        tables = tables_in(dataset.path)
+        bare = {name: tables[name] for name in tables if name.startswith(("ads", "queries"))}
+        dataset = write_dataset(folder / "bare", bare, name="bare")
     described = describe(dataset, str(encoder_path), MAX_LENGTH)
     without, distributed = _by_loops(dataset)
     assert _rows_of(described, "Without clicks, without edges") == without
     assert _rows_of(described, "Distributions") == distributed
     tokens = _tokens_by_loops(dataset, encoder_path, MAX_LENGTH)
     assert _rows_of(described, "Token lengths") == tokens
-    write_page(folder / "page.html", "tiny", "", described.words, described.tables)
+    write_page(folder / "page.html", "random", "", described.words, described.tables)
 
 
 def test_the_page_holds_all_rows_and_refers_to_nothing_outside(description, tmp_path):

@@ -14,7 +14,7 @@ KINDS = {"wren": "bird", "heron": "bird", "ketch": "boat", "waltz": "dance", "ma
 ADS = list(KINDS)
 
 
-def _table(shown):
+def _found(shown):
     rows = [
         {
             "query_id": f"q-{query}",
@@ -34,11 +34,8 @@ def _table(shown):
         for query, ads in shown.items()
         for rank, ad in enumerate(ads, start=1)
     ]
-    return pa.Table.from_pylist(rows, predictions_schema(["ad_id", "text", "filter_kind"]))
-
-
-def _found(shown):
-    return _table(shown).to_pandas()
+    schema = predictions_schema(["ad_id", "text", "filter_kind"])
+    return pa.Table.from_pylist(rows, schema).to_pandas()
 
 
 def test_the_worst_queries_and_the_most_harmful_ads_are_first(tmp_path):

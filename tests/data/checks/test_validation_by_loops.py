@@ -22,10 +22,12 @@ EXAMPLES = re.compile(r"( \([^()]*%\))?: .*|$")
 
 def _places(findings):
     """Write out where findings are, and the rows that they show."""
-    return Counter(
-        (f.file.removesuffix(".parquet"), f.column, f.row, EXAMPLES.search(f.message)[0])
-        for f in findings
-    )
+    places = []
+    for finding in findings:
+        shown = EXAMPLES.search(finding.message)[0]
+        file = finding.file.removesuffix(".parquet")
+        places.append((finding.severity, file, finding.column, finding.row, shown))
+    return Counter(places)
 
 
 def _expected(table, column, hits, out_of=None):
@@ -34,7 +36,8 @@ def _expected(table, column, hits, out_of=None):
     first = hits[0][0]
     shown = [f"{value} (row {row})" if row != first else str(value) for row, value in hits[:3]]
     more = f" and {len(hits) - 3} more" if len(hits) > 3 else ""
-    return table, column, first, f"{share}: {', '.join(shown)}{more}"
+    severity = "warning" if out_of else "error"
+    return severity, table, column, first, f"{share}: {', '.join(shown)}{more}"
 
 
 TEXTS = st.sampled_from(
@@ -141,5 +144,5 @@ def test_cross_table_findings_are_those_of_loops(train, test, ads, anchors, edge
     ]
     expected = [_expected(*hit) for hit in hits if hit[2]]
     if not clicked:
-        expected.append(("queries/train", None, None, ""))
+        expected.append(("error", "queries/train", None, None, ""))
     assert found == Counter(expected)

@@ -34,10 +34,6 @@ from ramen_ray.presets import tiny
 SETS = ("links", "topics")
 
 
-def _texts_of(table):
-    return [table.gather(np.array([row])).tolist() for row in range(len(table))]
-
-
 def _arrays(prepared):
     files = sorted(prepared.path.rglob("*.npy"))
     loaded = {str(file.relative_to(prepared.path)): np.load(file) for file in files}
@@ -59,7 +55,8 @@ def test_token_tables_hold_every_text(special, request, dataset_path, encoder_pa
     for name, table in tables.items():
         texts = _tokens_by_id(dataset, name, encoder_path, special)
         order = prepared.query_ids.tolist() if name == "queries/train" else range(len(texts))
-        assert _texts_of(table) == [texts[row] for row in order]
+        found = [table.gather(np.array([row])).tolist() for row in range(len(table))]
+        assert found == [texts[row] for row in order]
     assert abs(np.corrcoef(prepared.query_ids, range(60))[0, 1]) < 0.5, "a shuffle of the ids"
 
 

@@ -12,10 +12,6 @@ from ramen_ray.data.store.same_texts import fold, normalized
 INVISIBLE = dict.fromkeys(map(ord, "\u00ad\u200b\u2060\ufeff"))
 
 
-def _words(text):
-    return " ".join(unicodedata.normalize("NFKC", text).translate(INVISIBLE).split())
-
-
 @pytest.mark.parametrize(
     ("text", "other"),
     [
@@ -35,5 +31,10 @@ def test_spellings_of_one_text_fold_alike(text, other):
 
 @given(st.lists(st.none() | st.text(), min_size=1))
 def test_normal_form_is_that_of_pythons_own_words(texts):
-    expected = [None if text is None else _words(text) for text in texts]
+    expected = [
+        None
+        if text is None
+        else " ".join(unicodedata.normalize("NFKC", text).translate(INVISIBLE).split())
+        for text in texts
+    ]
     assert normalized(pa.array(texts, pa.string())).to_pylist() == expected

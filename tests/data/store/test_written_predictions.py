@@ -24,7 +24,9 @@ def test_predictions_are_written_as_people_read_them(seed, k):
         ads = np.take_along_axis(np.where(ads < 12, ads, -1), order, 1)
         file = Path(folder) / "predictions.parquet"
         file.write_text("of an earlier run")
-        known = _known(8, 12, draw)
+        is_head = draw.random(12) < 0.5
+        groups = {"head": is_head, "tail": ~is_head}
+        known = Known(draw.random(8) < 0.5, draw.integers(0, 9, 12), groups)
         write_predictions(file, dataset, "test", (ads, scores), known)
         written = pq.read_table(file).to_pylist()
         rows = dataset.read("queries/test").to_pylist()
@@ -41,7 +43,7 @@ def test_predictions_are_written_as_people_read_them(seed, k):
             "clicked_ads": [f"ad {ad}" for ad in clicked],
             "seen": bool(known.seen[query]),
             "train_clicks": known.train_clicks[ads[query, place]],
-            "group": "head" if known.groups["head"][ads[query, place]] else "tail",
+            "group": "head" if is_head[ads[query, place]] else "tail",
             "filter_kind": kind_of(ads[query, place]),
             "clicked_filter_kind": [kind_of(ad) for ad in clicked],
         }
@@ -50,12 +52,3 @@ def test_predictions_are_written_as_people_read_them(seed, k):
         if ads[query, place] >= 0
     ]
     assert written == expected
-
-
-def _known(num_queries, num_ads, draw):
-    is_head = draw.random(num_ads) < 0.5
-    return Known(
-        draw.random(num_queries) < 0.5,
-        draw.integers(0, 9, num_ads),
-        {"head": is_head, "tail": ~is_head},
-    )

@@ -2,6 +2,7 @@
 
 import json
 from itertools import product
+from pathlib import Path
 
 import huggingface_hub.constants
 import numpy as np
@@ -95,26 +96,28 @@ def _encoded(folder, max_length=MAX_LENGTH):
     return theirs.encode(TEXTS, normalize_embeddings=True)
 
 
-DENSES = {
-    "none": lambda: [],
-    "tanh": lambda: [Dense(16, 6), Normalize()],
-    "identity without bias": lambda: [
-        Dense(16, 6, bias=False, activation_function=torch.nn.Identity())
-    ],
-    "dropout": lambda: [Dropout(0.5), Normalize()],
-}
+def _saved(folder, pooling, *rest, name="Bert", **settings):
+    """Save what sentence-transformers makes of a random transformer; returns the path."""
+    theirs = _theirs(_plain(folder / "plain", name), pooling, *rest, **settings)
+    theirs.save(str(folder / "theirs"))
+    return str(folder / "theirs")
+
+
+HEADS = [
+    [Dense(16, 6), Normalize()],
+    [Dense(16, 6, bias=False, activation_function=torch.nn.Identity())],
+    [Dropout(0.5), Normalize()],
+]
 
 
 @pytest.mark.parametrize(
-    ("name", "pooling", "dense"),
-    [*product(MODELS, ["mean", "cls"], ["none"]), *product(["Bert"], ["mean"], list(DENSES)[1:])],
+    ("name", "pooling", "head"),
+    [*product(MODELS, ["mean", "cls"], [[]]), *product(["Bert"], ["mean"], HEADS)],
 )
-def test_what_sentence_transformers_saved_is_encoded_alike_and_back(name, pooling, dense, tmp_path):
-    _theirs(_plain(tmp_path / "plain", name), pooling, *DENSES[dense]()).save(
-        str(tmp_path / "theirs")
-    )
-    expected = _encoded(tmp_path / "theirs")
-    encoder = build_transformer(str(tmp_path / "theirs"))
+def test_what_sentence_transformers_saved_is_encoded_alike_and_back(name, pooling, head, tmp_path):
+    saved = _saved(tmp_path, pooling, *head, name=name)
+    expected = _encoded(saved)
+    encoder = build_transformer(saved)
     np.testing.assert_allclose(_encode(encoder), expected, atol=CLOSE)
     before = _encode(encoder, 18)
     encoder.save(tmp_path / "ours", MAX_LENGTH)
@@ -144,36 +147,38 @@ REFUSED = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_modules_that_training_would_leave_out_are_refused(case, tmp_path):
     modules, fragment = REFUSED[case]
-    _theirs(_plain(tmp_path / "plain"), *modules).save(str(tmp_path / "theirs"))
-    for load in (lambda path: build_transformer(str(path)), load_encoder):
+    saved = _saved(tmp_path, *modules)
+    for load in (build_transformer, lambda name: load_encoder(Path(name))):
         with pytest.raises(EncoderError, match=f"theirs.*{fragment}"):
-            load(tmp_path / "theirs")
-    build_bag(str(tmp_path / "theirs"))  # has only the token embeddings
+            load(saved)
+    build_bag(saved)  # has only the token embeddings
 
 
 @pytest.mark.parametrize(
-    ("file", "change"),
+    ("file", "change", "place"),
     [
-        ("modules.json", lambda it: it.__setitem__(1, "Pooling")),
-        ("modules.json", lambda it: it[0].update(path="0_Transformer")),
-        ("2_Dense/config.json", lambda it: it.update(module_input_name="token_embeddings")),
-        ("sentence_bert_config.json", lambda it: it.update(do_lower_case=True)),
-        ("2_Dense/model.safetensors", None),
+        ("modules.json", lambda it: it.__setitem__(1, "Pooling"), "modules"),
+        ("modules.json", lambda it: it[0].update(path="0_Transformer"), "0_Transformer"),
+        (
+            "2_Dense/config.json",
+            lambda it: it.update(module_input_name="token_embeddings"),
+            "2_Dense",
+        ),
+        ("sentence_bert_config.json", lambda it: it.update(do_lower_case=True), "do_lower_case"),
+        ("2_Dense/model.safetensors", None, "2_Dense"),
     ],
 )
-def test_files_that_are_damaged_or_ask_for_more_are_named(file, change, tmp_path):
-    modules = ["mean", Dense(16, 8), Normalize()]
-    _theirs(_plain(tmp_path / "plain"), *modules).save(str(tmp_path / "theirs"))
-    path = tmp_path / "theirs" / file
+def test_files_that_are_damaged_or_ask_for_more_are_named(file, change, place, tmp_path):
+    saved = _saved(tmp_path, "mean", Dense(16, 8), Normalize())
+    path = Path(saved, file)
     if change is None:
         path.unlink()
     else:
         content = json.loads(path.read_text()) if path.is_file() else {}
         change(content)
         path.write_text(json.dumps(content))
-    named = file.removesuffix("/config.json").replace("modules.json", "module|0_Transformer")
-    with pytest.raises(EncoderError, match=named):
-        build_transformer(str(tmp_path / "theirs"))
+    with pytest.raises(EncoderError, match=place):
+        build_transformer(saved)
 
 
 @pytest.mark.parametrize(
@@ -224,8 +229,7 @@ def test_prompts_are_those_of_sentence_transformers_and_are_saved(kind, prompts,
 
 
 def test_prompts_that_are_asked_for_are_taken_instead(tmp_path):
-    saved = str(tmp_path / "theirs")
-    _theirs(_plain(tmp_path / "plain"), "mean", prompts={"query": "robin: "}).save(saved)
+    saved = _saved(tmp_path, "mean", prompts={"query": "robin: "})
     asked = EncoderConfig(pretrained=saved, query_prompt="", ad_prompt="heron ")
     assert encoder_tokenizer(asked).prompts == ("", "heron ")
     build_model(RunConfig(encoder=asked)).save(tmp_path / "ours", MAX_LENGTH)
@@ -356,7 +360,7 @@ def test_a_folder_of_the_hub_is_read_alike_and_known_by_its_commit(tmp_path, mon
         content_of("mine/other")
     (snapshot / "modules.json").unlink()
     assert open_encoder("mine/tiny").dense is None
-    assert "cannot ask the hub for modules.json" in caplog.text
+    assert "modules.json" in caplog.text
 
 
 def test_an_encoder_that_cannot_be_trained_is_refused_at_the_start(dataset_path, tmp_path, caplog):

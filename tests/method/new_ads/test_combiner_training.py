@@ -4,7 +4,6 @@ Ads come in groups, and clicks follow the groups. Texts of a group share a direc
 noise; what its queries ask for is another direction, which only the classifiers of the group's seen
 ads can know."""
 
-from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -32,17 +31,25 @@ def unit(points):
     return (points / np.linalg.norm(points, axis=-1, keepdims=True)).astype(np.float32)
 
 
-@dataclass(frozen=True)
 class Planted:
     """Seen ads (S, D), novel ads and test queries with their groups, and train clicks."""
 
-    seen: np.ndarray
-    novel: np.ndarray
-    novel_groups: np.ndarray
-    queries: np.ndarray
-    query_groups: np.ndarray
-    train: np.ndarray
-    clicks: Csr
+    def __init__(self):
+        draw = np.random.default_rng(1)
+        of_texts, of_queries = unit(draw.normal(size=(2, GROUPS, DIM)))
+        self.novel_groups = np.repeat(np.arange(GROUPS), NOVEL)
+        self.query_groups = np.repeat(np.arange(GROUPS), QUERIES)
+
+        def near(centres, noise):
+            return unit(centres + noise * draw.normal(size=centres.shape) / DIM**0.5)
+
+        self.train, self.queries = (near(of_queries[self.query_groups], 0.5) for _ in range(2))
+        rows = np.repeat(np.arange(len(self.train)), 2)
+        ads = self.query_groups[rows] * SEEN + draw.integers(SEEN, size=len(rows))
+        pairs = np.unique(np.stack([rows, ads]), axis=1)
+        self.clicks = Csr.from_pairs(*pairs, len(self.train))
+        self.seen = near(of_texts[np.repeat(np.arange(GROUPS), SEEN)], 0.7)
+        self.novel = near(of_texts[self.novel_groups], 0.7)
 
     def training(self, settings):
         """Start a training on the clicks."""
@@ -64,31 +71,6 @@ class Planted:
         return float((self.novel_groups[found] == self.query_groups[:, None]).mean())
 
 
-def planted(dim=DIM):
-    draw = np.random.default_rng(1)
-    of_texts, of_queries = unit(draw.normal(size=(2, GROUPS, dim)))
-    seen_groups, novel_groups = (np.repeat(np.arange(GROUPS), n) for n in (SEEN, NOVEL))
-    query_groups = np.repeat(np.arange(GROUPS), QUERIES)
-
-    def near(centres, noise):
-        return unit(centres + noise * draw.normal(size=centres.shape) / dim**0.5)
-
-    train, test = (near(of_queries[query_groups], 0.5) for _ in range(2))
-    rows = np.repeat(np.arange(len(train)), 2)
-    ads = query_groups[rows] * SEEN + draw.integers(SEEN, size=len(rows))
-    pairs = np.unique(np.stack([rows, ads]), axis=1)
-    clicks = Csr.from_pairs(*pairs, len(train))
-    return Planted(
-        near(of_texts[seen_groups], 0.7),
-        near(of_texts[novel_groups], 0.7),
-        novel_groups,
-        test,
-        query_groups,
-        train,
-        clicks,
-    )
-
-
 class Training:
     """A training in progress, in this process."""
 
@@ -107,14 +89,6 @@ class Training:
             self.state.prepare_next_steps()
         return np.array([loss.numpy() for loss in losses])
 
-    def save(self, folder):
-        self.model.save(folder)
-        save_checkpoint(folder, self.state, {})
-
-    def restore(self, folder):
-        self.model.load(folder)
-        restore_checkpoint(folder, self.state)
-
     def combined_ads(self):
         return self.setup.combined_ads(self.model)
 
@@ -129,7 +103,7 @@ VARIANTS = pytest.mark.parametrize("settings", [DRAFT, RELEASE], ids=["draft", "
 
 @pytest.fixture(scope="module")
 def data():
-    return planted()
+    return Planted()
 
 
 def _trained(data, settings):
@@ -187,8 +161,10 @@ def test_a_resumed_training_equals_an_uninterrupted_one(data, settings, break_at
     losses = whole.run()
     assert len(losses) > break_at
     first = begun.run(break_at)
-    begun.save(tmp_path)
-    resumed.restore(tmp_path)
+    begun.model.save(tmp_path)
+    save_checkpoint(tmp_path, begun.state, {})
+    resumed.model.load(tmp_path)
+    restore_checkpoint(tmp_path, resumed.state)
     rest = resumed.run()
     np.testing.assert_array_equal(np.concatenate([first, rest]), losses)
     for one, other in zip(
@@ -208,7 +184,7 @@ def test_the_drafts_batches_are_clusters_of_queries(data):
 
 def _train_on_a_worker(rank, store, settings, file):
     torch.distributed.init_process_group("gloo", init_method=store, rank=rank, world_size=2)
-    data = planted()
+    data = Planted()
     vectors = _trained(data, settings).represent(data.novel)
     if rank == 0:
         np.save(file, vectors)

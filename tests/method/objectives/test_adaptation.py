@@ -98,10 +98,6 @@ def _loop_gains(model, sampler, step, high):
     return gains
 
 
-def _needed_z(look, num_tests):
-    return math.sqrt(2 * math.log(num_tests * math.pi**2 * look**2 / (6 * 0.02)))
-
-
 @pytest.mark.parametrize("is_judged", [False, True])
 def test_weights_and_evidence_follow_a_loop_over_rows(is_judged, prepared_bag, encoder_path):
     sampler = build_sampler(prepared_bag, OBJECTIVE)
@@ -149,20 +145,14 @@ def _evidence(gains):
     return torch.cat([torch.zeros(3, 1), sums], dim=1).double()
 
 
-def _many_graphs(count):
-    """Weights of graphs that are each tested alone, in epochs of one step."""
-    objective = ramen_objective(LOSS, {}, {f"{number}": 0.5 for number in range(count)})
-    adaptive = AdaptiveWeights(objective, STEP_SIZE, 1, CPU)
-    adaptive.num_tests = 1
-    return adaptive
-
-
 @pytest.mark.parametrize("num_nodes", [8, 100, 1000])
 @pytest.mark.parametrize("is_heavy", [False, True])
 def test_of_useless_graphs_at_most_one_in_fifty_ever_pulls(num_nodes, is_heavy):
     """Each epoch has the same nodes, whose gains hardly change, as those of a trained encoder."""
     generator = torch.Generator().manual_seed(num_nodes)
-    adaptive = _many_graphs(600)
+    objective = ramen_objective(LOSS, {}, {f"{number}": 0.5 for number in range(600)})
+    adaptive = AdaptiveWeights(objective, STEP_SIZE, 1, CPU)
+    adaptive.num_tests = 1  # each is tested as if it was alone
     gains = torch.randn(num_nodes, 600, generator=generator)
     if is_heavy:
         gains = gains**3
@@ -181,7 +171,7 @@ def test_a_weight_is_0_until_its_evidence_suffices_and_then_adapts(tmp_path):
 
     adaptive = begun()
     assert adaptive.weights.tolist() == [1.0, 0.0, 0.0]
-    needed = _needed_z(1, num_tests=2)
+    needed = math.sqrt(2 * math.log(2 * math.pi**2 / (6 * 0.02)))  # of two, at the first look
     just = torch.tensor([0.0, needed * 1.001, needed * 0.999])
     adaptive.move(torch.stack([just, just, torch.ones(3)]).double())
     adaptive.look()

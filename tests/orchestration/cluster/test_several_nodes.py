@@ -116,7 +116,11 @@ def test_a_run_without_enough_machines_says_so_and_goes_on_when_there_are(
     with pytest.raises(ClusterError):
         _disturbed(lambda: fit(run), lambda: any(folder.glob("checkpoint_0*")), machines.lose)
     patient = overlay(run, {"workers.startup_timeout_s": 600})
-    assert _disturbed(lambda: fit(patient), _waits, machines.add).metrics == unharmed.metrics
+
+    def waits():
+        return any(group["state"] == "PENDING" for group in placement_group_table().values())
+
+    assert _disturbed(lambda: fit(patient), waits, machines.add).metrics == unharmed.metrics
 
 
 def test_a_run_goes_on_with_fewer_workers(machines, config, unharmed, monkeypatch):
@@ -181,10 +185,6 @@ def test_a_machine_that_is_taken_away_after_a_notice_counts_as_no_failure(
 
     assert _disturbed(train, lambda: both("began"), take_away) == 2
     machines.lose(leaving)
-
-
-def _waits():
-    return any(group["state"] == "PENDING" for group in placement_group_table().values())
 
 
 def test_a_sweep_with_a_machine_less_has_the_same_results(machines, config):

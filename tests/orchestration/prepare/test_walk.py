@@ -31,10 +31,6 @@ def _rows(num_rows, num_columns):
     return st.lists(row, min_size=num_rows, max_size=num_rows)
 
 
-def _graph(rows, max_anchor_degree=99):
-    return WalkGraph.from_edges(csr_of(rows), max_anchor_degree)
-
-
 @given(_rows(6, 5), st.integers(0, 6), st.booleans())
 def test_a_graph_has_the_edges_of_all_but_head_anchors_in_both_directions(
     tmp_path_factory, rows, most, in_files
@@ -106,7 +102,7 @@ def test_visits_follow_the_stationary_distribution(restart):
     # hops k apart are correlated by at most (1 - restart)^k
     effective_hops = how.num_hops / (1 + 2 * (1 - restart) / restart)
     error = np.sqrt(expected * (1 - expected) / effective_hops)
-    for node, counts in enumerate(_walked(_graph(rows), how)):
+    for node, counts in enumerate(_walked(WalkGraph.from_edges(csr_of(rows), 99), how)):
         assert sum(counts.values()) == how.num_hops
         found = np.array([counts.get(anchor, 0) for anchor in range(8)]) / how.num_hops
         assert (np.abs(found - expected[node]) <= 5 * error[node] + 1e-9).all()
