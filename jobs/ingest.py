@@ -99,7 +99,7 @@ def main() -> None:
     dataset = parse_settings(IMPORTS, __doc__).run()
     path = shown_path(dataset.path)
     print(f"wrote {dataset.name} to {path}")
-    print(f"next: {shlex.join(['python', 'jobs/describe.py', path])}")
+    print(f"next: {shlex.join(['python', 'jobs/validate.py', path])}")
 
 
 if __name__ == "__main__":

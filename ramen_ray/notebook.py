@@ -24,6 +24,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from ramen_ray import presets as presets
+from ramen_ray.answering.requests import QUERY_COLUMNS
 from ramen_ray.config import RunConfig
 from ramen_ray.config import overlay as overlay
 from ramen_ray.data.checks import validation
@@ -72,7 +73,6 @@ ANSWERS = pa.schema(
 )
 FRAMES = {"judged", "filters", "query_splits"}
 """Settings of an import that are tables: frames, or where they are stored."""
-QUERY_COLUMNS = ("query", "text")
 _FLAG = re.compile(r"(?:flags )?(?<![\w-])--([a-z][\w.-]*)")
 
 Frame = Any  # a table of pandas, polars or Arrow: anything with ``__arrow_c_stream__``

@@ -14,6 +14,7 @@ MAX_CHARACTERS = 10_000
 MAX_QUERIES = 10_000
 MAX_QUERY_CHARACTERS = 2_000_000
 MAX_ANSWERS = 200_000
+QUERY_COLUMNS = ("query", "text")
 JSON_NAMES = {"dict": "an object", "list": "a list"}
 SURROGATE = re.compile("[\ud800-\udfff]")
 COLUMNS = "columns"  # of answers: by name, the values of their ads
@@ -30,6 +31,22 @@ ANSWERS = pa.schema(
 
 class RefusedError(ValueError):
     """A request that cannot be answered; the message tells its sender why."""
+
+
+def queries_of(table: Any) -> list[Any]:
+    """Return the cells of the first column of a table of pandas, a list's having no name."""
+    name = table.columns[0]  # MLflow drops all others
+    if isinstance(name, str) and name not in QUERY_COLUMNS:
+        raise RefusedError(
+            f"the first column is {name!r}; put the queries first, in a column named "
+            f"{' or '.join(QUERY_COLUMNS)}"
+        )
+    return [plain(cell) for cell in table.iloc[:, 0]]
+
+
+def plain(value: Any) -> Any:
+    """Return an array as Python's lists and values, others as they are."""
+    return value.tolist() if isinstance(value, np.ndarray) else value
 
 
 def find_error(query: object) -> str | None:

@@ -12,7 +12,15 @@ import pyarrow as pa
 from .ads import Ads
 from .encoding import FEW_QUERIES, Embeddings, QueryEncoder
 from .ranking import Flags, TopK, search_index
-from .requests import RefusedError, check_limits, check_numbers, check_size, find_error
+from .requests import (
+    RefusedError,
+    check_limits,
+    check_numbers,
+    check_size,
+    find_error,
+    plain,
+    queries_of,
+)
 
 INDEX = "index.faiss"
 # of one request, which is answered whole and in memory
@@ -111,6 +119,15 @@ class Retriever:
         none = np.full((0, top_k), -1), np.zeros((0, top_k), dtype=np.float32)
         rows, scores = (np.concatenate(parts) for parts in zip(none, *results, strict=True))
         return self.ads.spell_out(errors, rows, scores, doubts, columns)
+
+    def answer_table(self, table: Any, **options: Any) -> pa.Table:
+        """:meth:`answer` the queries in the first column of a table of pandas.
+
+        NumPy's values, and arrays of one text, which MLflow makes of a list of objects, are taken
+        as Python's; options that are None, as left out.
+        """
+        given = {name: plain(value) for name, value in options.items() if value is not None}
+        return self.answer(queries_of(table), **given)
 
     def best(
         self, vectors: Embeddings, k: int, among: Flags | None, at_most: Mapping[str, int]

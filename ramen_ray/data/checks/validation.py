@@ -39,8 +39,13 @@ READ_ERRORS = (pa.ArrowException, OSError, UnicodeDecodeError, DatasetError)
 
 
 def check(dataset: Dataset) -> None:
-    """Raise a DatasetError that lists all errors that :func:`validate` finds, if there are any."""
-    raise_errors(dataset, validate(dataset, warns=False))
+    """Raise a DatasetError that lists all errors that :func:`validate` finds, if there are any.
+
+    Of tables that were checked as they were written only the footers are looked at.
+    """
+    is_checked = dataset.is_checked
+    findings = inspect_structure(dataset).findings if is_checked else validate(dataset, warns=False)
+    raise_errors(dataset, findings)
 
 
 def validate(

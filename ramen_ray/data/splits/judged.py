@@ -25,6 +25,7 @@ from ramen_ray.data.store.dataset import (
     Dataset,
     DatasetError,
     DatasetWriter,
+    with_checked,
     write_metadata,
 )
 from ramen_ray.data.store.made_folder import owned_folder
@@ -123,12 +124,13 @@ def adding_judgements(
         with to_change(parent.path) as now:
             if now.fingerprint != before:
                 raise DatasetError(f"{now.path} has changed {WHILE_READ}")
+            metadata = with_checked(now.metadata, aside)
             place = now.path / JUDGED_FOLDER
             with hidden(now.path, f"{JUDGED_FOLDER}/"):
                 shutil.rmtree(place, ignore_errors=True)
                 (aside / JUDGED_FOLDER).mkdir(exist_ok=True)  # there may be none
                 (aside / JUDGED_FOLDER).rename(place)
-                write_metadata(now.path, {**now.metadata, JUDGED_FOLDER: made}, written)
+                write_metadata(now.path, {**metadata, JUDGED_FOLDER: made}, written)
 
 
 def _write(

@@ -42,6 +42,8 @@ MAX_EXPANSION = 100
 """How many times its size on disk a table may take in memory, from MIN_EXPANDED bytes on."""
 DEEPEST = 4
 """Levels at which files of tables lie: edges/SET/query.parquet, a folder of parts, has the most."""
+CHECKED = "checked"
+"""Key of ``dataset.json``: by table, the hash of what was checked as it was written."""
 UNFINISHED = ".unfinished-"
 """With an anchor set's name, or a folder's and a dot: the file that hides its tables until all are
 in place."""
@@ -181,6 +183,12 @@ class Dataset:
         """A hash of each table's content, as it was when the fingerprint was first asked for."""
         return {table: digest_of(part) for table, part in groupby(self._noted[1], itemgetter(0))}
 
+    @property
+    def is_checked(self) -> bool:
+        """Whether all tables have the content that was checked as it was written."""
+        checked = _checked(self.metadata)
+        return bool(checked) and self.table_digests.items() <= checked.items()
+
     @cached_property
     def _noted(self) -> tuple[list[FileState], list[FileContent]]:
         """The state of all tables' files, and what they contained right after."""
@@ -273,16 +281,20 @@ class DatasetWriter:
 
 
 @contextmanager
-def new_dataset(path: str | Path, /, **metadata: Any) -> Iterator[DatasetWriter]:
+def new_dataset(
+    path: str | Path, /, *, is_checked: bool = False, **metadata: Any
+) -> Iterator[DatasetWriter]:
     """Build a dataset directory that is whole or absent.
 
-    ``metadata`` (at least ``name``) goes into ``dataset.json``, with all row counts. Raises a
-    DatasetError if ``path`` exists already, or the name is not usable.
+    ``metadata`` (at least ``name``) goes into ``dataset.json``, with all row counts. Who checks the
+    rows before they are written says so by ``is_checked``. Raises a DatasetError if ``path`` exists
+    already, or the name is not usable.
     """
     if fault := naming_fault(metadata["name"]):
         raise DatasetError(f"{path}: dataset name: {fault}")
     with new_folder(path) as aside:
         yield DatasetWriter(aside)
+        metadata = with_checked(metadata, aside) if is_checked else metadata
         write_metadata(aside, {"format_version": FORMAT_VERSION, **metadata})
 
 
@@ -299,6 +311,17 @@ def _conform(table: str, rows: pa.Table | pa.RecordBatch) -> pa.Table:
     rows = rows if isinstance(rows, pa.Table) else pa.Table.from_batches([rows])
     schema = pa.schema([*schema_of(table), *optional_fields(table, rows.column_names)])
     return rows.select(schema.names).cast(schema)
+
+
+def with_checked(metadata: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Add to ``metadata`` that the tables in ``folder`` were checked as they were written."""
+    digests = Dataset(folder, {}).table_digests
+    return {**metadata, CHECKED: _checked(metadata) | digests}
+
+
+def _checked(metadata: Mapping[str, Any]) -> dict[str, str]:
+    checked = metadata.get(CHECKED)
+    return checked if isinstance(checked, dict) else {}
 
 
 def write_metadata(

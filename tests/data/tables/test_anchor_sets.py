@@ -5,14 +5,18 @@ import shutil
 import signal
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from support import contents_of, ended_by, errors_in, write_rows
 from written_out import column_of
 
 from jobs import graph
+from ramen_ray.data.checks import validation
 from ramen_ray.data.store.dataset import Dataset, DatasetError
 from ramen_ray.data.store.made_folder import in_use
+from ramen_ray.data.tables.clicks.import_tables import import_tables
+from ramen_ray.data.tables.clicks.settings import UserTables
 from ramen_ray.data.tables.graphs import edges
 from ramen_ray.data.tables.graphs.anchor_sets import folder_beside, made_by, put_in_place
 from ramen_ray.data.tables.graphs.edges import EdgeColumns, EdgeList, add_edge_list
@@ -49,6 +53,25 @@ def test_a_set_is_added_and_nothing_else_changes(copied):
     assert {file for file in before if after[file] != before[file]} == {"dataset.json"}
     assert [file.name for file in copied.rglob(".*")] == [".lock"]
     assert errors_in(dataset) == []
+
+
+def test_what_was_checked_as_it_was_written_is_not_validated_again(tmp_path, monkeypatch):
+    rows = [(f"q{number}", f"a{number % 9}") for number in range(60)]
+    clicks = write_rows(tmp_path / "clicks.csv", "query ad", rows)
+    path = import_tables(UserTables(str(clicks)), tmp_path / "made").path
+    with monkeypatch.context() as patch:
+        patch.setattr(validation, "_Tables", None)
+        _add(path, "more")
+        _add(path, "others")
+    ads = Dataset(path).read("ads").to_pylist()
+    ads[3]["text"] = ""
+    pq.write_table(pa.Table.from_pylist(ads, Dataset(path).schema("ads")), path / "ads.parquet")
+    with pytest.raises(DatasetError, match=r"ads\.parquet, row 3, column 'text'"):
+        _add(path, "third")
+    for checked in ({}, 5):  # by hand
+        metadata = {**Dataset(path).metadata, "checked": checked}
+        (path / "dataset.json").write_text(json.dumps(metadata))
+        assert not Dataset(path).is_checked
 
 
 @pytest.mark.parametrize(("name", "message"), [("links", "'links' already"), ("a/b", "a/b")])

@@ -56,7 +56,7 @@ def import_tables(
     }
     opened = open_tables(tables)  # all of them, to report errors before the work begins
     of_edges = {key: edges.open_tables(edge_list, metadata) for key, edge_list in lists.items()}
-    with new_dataset(output, **metadata) as writer:
+    with new_dataset(output, is_checked=True, **metadata) as writer:
         with engine(writer.folder, memory) as connection:
             _Import(tables, opened, connection).write(writer)
         if lists:

@@ -32,6 +32,7 @@ from ramen_ray.data.store.dataset import (
     Dataset,
     DatasetError,
     DatasetWriter,
+    with_checked,
     write_metadata,
 )
 from ramen_ray.data.store.made_folder import owned_folder
@@ -175,13 +176,14 @@ def put_in_place(
                 raise DatasetError(
                     f"{place} exists already; move it away, give another name, or set replace"
                 )
+        metadata = with_checked(now.metadata, aside)
         with hidden(now.path, name):
             _delete(now.path, name)
             for new, place in zip(_places(aside, name), places, strict=True):
                 place.parent.mkdir(exist_ok=True)
                 new.rename(place)
             made_by = {**now.metadata.get("anchor_sets", {}), name: dict(made)}
-            write_metadata(now.path, {**now.metadata, "anchor_sets": made_by}, written)
+            write_metadata(now.path, {**metadata, "anchor_sets": made_by}, written)
 
 
 def remove_anchor_set(dataset_path: Path, name: str) -> None:
