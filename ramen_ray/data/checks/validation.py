@@ -6,7 +6,7 @@ there the names of the dataset directory, and ``rowid`` is a row's number, as th
 order of insertion.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -39,23 +39,23 @@ READ_ERRORS = (pa.ArrowException, OSError, UnicodeDecodeError, DatasetError)
 
 
 def check(dataset: Dataset) -> None:
-    """Raise a DatasetError that lists all errors that :func:`validate` finds, if there are any.
+    """Raise a DatasetError that lists all errors that :func:`look_over` finds, if there are any."""
+    raise_errors(dataset, look_over(dataset))
 
-    Of tables that were checked as they were written only the footers are looked at.
-    """
-    is_checked = dataset.is_checked
-    findings = inspect_structure(dataset).findings if is_checked else validate(dataset, warns=False)
-    raise_errors(dataset, findings)
+
+def look_over(dataset: Dataset) -> list[Finding]:
+    """Return what :func:`validate` finds, or the footers of what was checked as it was written."""
+    return inspect_structure(dataset).findings if dataset.is_checked else validate(dataset)
 
 
 def validate(
-    dataset: Dataset, progress: Callable[[str], None] = lambda table: None, *, warns: bool = True
+    dataset: Dataset, progress: Callable[[str], None] = lambda table: None
 ) -> list[Finding]:
     """Check the whole dataset directory; returns all findings, errors first.
 
     Tables that cannot be read are left out of the later checks. Tables of texts, and one of edges,
     are in memory, or in the folder for temporary files. ``progress`` gets the name of each table
-    before it is read. Without ``warns`` only errors are looked for.
+    before it is read.
     """
     structure = inspect_structure(dataset)
     num_rows = structure.num_rows
@@ -66,7 +66,7 @@ def validate(
     others = [table for table in num_rows if table not in edges]
     others.sort(key=lambda name: turns.index(name if name in turns else name.split("/")[0]))
     with engine(Path(gettempdir())) as connection:
-        tables = _Tables(connection, dataset, num_rows, warns)
+        tables = _Tables(connection, dataset, num_rows)
         for table in others:
             progress(table)
             findings[table] = tables.check(table)
@@ -80,7 +80,7 @@ def validate(
                 message = "no train query has a click"
                 advice = "training needs queries with clicks"
                 findings[TRAIN].append(Finding("error", f"{TRAIN}.parquet", message, advice))
-        find_leaks = warns and tables.loaded >= {*NODE_TABLES.values()}
+        find_leaks = tables.loaded >= {*NODE_TABLES.values()}
         if find_leaks:
             find_answers(connection, tables.loaded)
         for table in edges:
@@ -90,8 +90,7 @@ def validate(
             at_last = [UNLINKED] + [REVERSED_CLICKS] * find_leaks
             findings[TRAIN] += tables.broken(TRAIN, at_last)
     every = [*structure.findings, *chain.from_iterable(findings.values())]
-    wanted = [finding for finding in every if warns or finding.severity == "error"]
-    return sorted(wanted, key=lambda finding: finding.severity)
+    return sorted(every, key=lambda finding: finding.severity)
 
 
 class _TableReader:
@@ -158,7 +157,6 @@ class _Tables:
     _connection: Connection
     _dataset: Dataset
     _num_rows: Mapping[str, int]
-    _warns: bool  # warnings are looked for, too
     loaded: set[str] = field(default_factory=set)
 
     def check(self, table: str, *, find_leaks: bool = False) -> list[Finding]:
@@ -174,7 +172,7 @@ class _Tables:
         rules += cross_rules(table, columns, self.loaded)
         if table.startswith("edges/"):
             _, anchor_set, side = table.split("/")
-            if self._warns and side == "query" and TRAIN in self.loaded:
+            if side == "query" and TRAIN in self.loaded:
                 linked = f"SELECT query_id FROM {name_literal(table)}"
                 self._connection.execute(f"DELETE FROM unlinked WHERE query_id IN ({linked})")
             is_used = anchor_set in self._dataset.strict_anchor_sets and side in NODE_TABLES
@@ -189,15 +187,10 @@ class _Tables:
         rows = pa.RecordBatchReader.from_batches(reader.schema, reader.batches())
         self._connection.register("source", rows)
         columns = ", ".join(map(name_literal, reader.schema.names))
-        folded, texts = (", folded", ", fold(text)") if self._compares_texts(table) else ("", "")
+        folded, texts = (", folded", ", fold(text)") if "text" in reader.schema.names else ("", "")
         create = f"CREATE TABLE {name_literal(table)} ({columns}{folded}) AS"
         run(self._connection, f"reading {table}", f"{create} SELECT *{texts} FROM source")
         self._connection.unregister("source")
-
-    def _compares_texts(self, table: str) -> bool:
-        """Say whether a later rule reads its texts, and these ``folded``."""
-        has_judged = table.startswith("queries/") and self._dataset.has("judged/train")
-        return (self._warns or has_judged) and "text" in schema_of(table).names
 
     def _forget(self, table: str, columns: Iterable[str]) -> None:
         """Drop what no later rule reads: most tables, or some columns."""
@@ -205,15 +198,13 @@ class _Tables:
         if table.startswith(("edges/", "filters/", "judged/", "aliases/")):
             self._connection.execute(f"DROP TABLE {of_table}")
             return
-        kept = {*schema_of(table).names} - (set() if self._compares_texts(table) else {"text"})
-        for column in sorted({*columns} - kept):
+        for column in sorted({*columns} - {*schema_of(table).names}):
             drop = f"ALTER TABLE {of_table} DROP COLUMN {name_literal(column)}"
             self._connection.execute(drop)
         self.loaded.add(table)
 
-    def broken(self, table: str, rules: Iterable[FaultKind]) -> list[Finding]:
+    def broken(self, table: str, rules: Sequence[FaultKind]) -> list[Finding]:
         """Return a finding for each of the rules that rows of the table break."""
-        rules = [rule for rule in rules if self._warns or rule.severity == "error"]
         if not rules:
             return []
         # one statement, as each takes milliseconds; a union, as planning a row of counts takes more

@@ -16,7 +16,7 @@ import pyarrow as pa
 import ray.data
 
 from ramen_ray.data.checks.structure import Structure, inspect_structure, read_tables
-from ramen_ray.data.checks.validation import validate
+from ramen_ray.data.checks.validation import look_over
 from ramen_ray.data.describe.counts import dataset_statistics
 from ramen_ray.data.findings import Finding, raise_errors
 from ramen_ray.data.prepared.folder import Prepared, TextFigures, measure_texts
@@ -100,8 +100,7 @@ def prepared_folder(dataset: Dataset, cache: Path, tokenizer: TextTokenizer) -> 
 def _prepare_into(
     folder: Path, dataset: Dataset, tokenizer: TextTokenizer, structure: Structure
 ) -> None:
-    every = [] if dataset.is_checked else validate(dataset)
-    findings = [finding for finding in every if finding not in structure.findings]
+    findings = [finding for finding in look_over(dataset) if finding not in structure.findings]
     raise_errors(dataset, findings)
     tables = [table for table in read_tables(dataset) if table not in WHOLE_TABLES]
     edges = [table for table in tables if table.startswith("edges/")]
