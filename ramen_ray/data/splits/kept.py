@@ -1,6 +1,6 @@
 """Datasets made from others: what they say of them, and kept rows with new ids."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
@@ -38,24 +38,16 @@ def new_dataset_from(
         yield writer
 
 
-def write_kept(
-    parent: Dataset,
-    table: str,
-    kept: Kept,
-    writer: DatasetWriter,
-    change: Callable[[pa.RecordBatch], pa.RecordBatch] = lambda rows: rows,
-    target: str | None = None,
-) -> bool:
-    """Write the rows of a table whose ids are kept, with new ids; returns whether there were any.
+def write_kept(parent: Dataset, table: str, kept: Kept, writer: DatasetWriter) -> None:
+    """Write the rows of a table whose ids are kept, with new ids; without rows there is no table.
 
-    ``change`` is applied to batches, after which lists of ids name only what is kept. The new table
-    is called ``target``, by default as the old one; without rows there is none.
+    Lists of ids name only what is kept.
     """
     new_ids = {name: np.cumsum(flags) - 1 for name, flags in kept.items()}
     named = {column: node for column, node in ids_in(table).items() if node in kept}
 
     def renumbered() -> Iterator[pa.RecordBatch]:
-        for batch in map(change, parent.batches(table) if parent.has(table) else ()):
+        for batch in parent.batches(table) if parent.has(table) else ():
             chosen = np.ones(len(batch), dtype=bool)
             for column, node in named.items():
                 if column != "ad_ids":
@@ -70,8 +62,7 @@ def write_kept(
     filled = renumbered()
     first = next(filled, None)
     if first is not None:
-        writer.write(target or table, chain([first], filled))
-    return first is not None
+        writer.write(table, chain([first], filled))
 
 
 def lowest(draws: NDArray[Any], count: int) -> Booleans:

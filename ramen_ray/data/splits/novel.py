@@ -1,24 +1,26 @@
 """IRENE's novel splits: some ads appear only after training, in the test."""
 
-from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from ramen_ray.data.arrays import Booleans, Int64s, click_pairs, to_lists
-from ramen_ray.data.engine import engine, run, stream
-from ramen_ray.data.leaks import texts_of
+from ramen_ray.data.arrays import Int64s
+from ramen_ray.data.engine import Connection, add_function, count, engine, name_literal, run, stream
 from ramen_ray.data.prepared.hashing import keyed_hash
-from ramen_ray.data.splits.kept import Kept, lowest, new_dataset_from, write_kept
+from ramen_ray.data.splits.kept import lowest, new_dataset_from, write_kept
 from ramen_ray.data.store.dataset import Dataset, DatasetError, DatasetWriter
 from ramen_ray.data.store.schemas import NODE_TABLES, TRAIN, ZERO_SHOT
 
 _NOVEL, _ONE_SHOT = range(2)  # keys of the two draws
 _MADE_FROM = {"train": "train", "validation": "validation", ZERO_SHOT: "test"}
 """By split that is written, the parent's split that it has queries of."""
+LISTS = ("ad_ids", "weights")
+IS_NOVEL = "ad_id IN (FROM novel)"
+IS_VISIBLE = "(ad_id NOT IN (FROM hidden) OR (query_id, ad_id) IN (FROM revealed))"
+HAS_NOVEL_TEXT = "folded IN (FROM novel_texts)"
 
 
 @dataclass(frozen=True)
@@ -57,38 +59,33 @@ def make_novel_split(
     if parent.has("novel_ads"):
         raise DatasetError(f"{parent.path} has novel ads already; split the dataset it comes from")
     kind = "one-shot" if settings.one_shot else "zero-shot"
-    with new_dataset_from(parent, output, kind, "novel_split", asdict(settings)) as writer:
+    with (
+        new_dataset_from(parent, output, kind, "novel_split", asdict(settings)) as writer,
+        engine(writer.folder, dataset=parent) as connection,
+    ):
         novel = _draw_novel_ads(parent, settings)
-        of_novel_text = _find_novel_texts(parent, novel, writer.folder)
-        left_out = of_novel_text[TRAIN] & settings.unseen_texts
-        hidden = of_novel_text["ads"] if settings.unseen_texts else novel
-        revealed = np.full(len(novel), -1)
-        if settings.one_shot:
-            revealed = _draw_revealed_queries(parent, novel, left_out, settings.seed)
+        _name_what_is_novel(connection, novel, parent.num_rows("ads"), settings)
         for table in ("ads", "queries/test", "filters/test", "judged/test"):
             write_kept(parent, table, {}, writer)
-        writer.write("novel_ads", pa.table({"ad_id": np.flatnonzero(novel)}))
-
-        def visible(rows: pa.RecordBatch) -> pa.RecordBatch:
-            rows = rows.filter(pa.array(~left_out[rows["query_id"]]))
-            queries, ads = click_pairs(rows)
-            return _keep_clicks(rows, ~hidden[ads] | (revealed[ads] == queries))
-
-        train = _write_queries(parent, "train", visible, writer)
-        _write_pairs(parent, "judged/train", ~novel, train, writer)
-        validation = _write_held_out(parent, "validation", ~novel, writer)
-        _write_pairs(parent, "judged/validation", ~novel, validation, writer)
-        _write_held_out(parent, ZERO_SHOT, novel, writer)
-        cut = {table: rows & (not settings.keep_ad_edges) for table, rows in of_novel_text.items()}
+        writer.write("novel_ads", pa.table({"ad_id": novel}))
+        split = _Split(parent, connection, writer)
+        split.write_queries("train", IS_VISIBLE, "query_id NOT IN (FROM left_out)")
+        split.write_queries("validation", f"NOT {IS_NOVEL}")
+        split.write_queries(ZERO_SHOT, IS_NOVEL)
+        split.write_pairs("filters", "validation", f"NOT {IS_NOVEL}")
+        split.write_pairs("filters", ZERO_SHOT, IS_NOVEL)
+        for name in ("train", "validation"):
+            split.write_pairs("judged", name, f"NOT {IS_NOVEL}")
+        cut = "false" if settings.keep_ad_edges else HAS_NOVEL_TEXT
         for name in parent.anchor_sets:
-            written = [_write_edges(parent, name, side, train, cut, writer) for side in NODE_TABLES]
+            written = [split.write_edges(name, side, cut) for side in NODE_TABLES]
             if any(written):
                 write_kept(parent, f"anchors/{name}", {}, writer)
     return Dataset(output)
 
 
-def _draw_novel_ads(parent: Dataset, settings: NovelSettings) -> Booleans:
-    """Flag the ads (ads,) with the lowest draws."""
+def _draw_novel_ads(parent: Dataset, settings: NovelSettings) -> Int64s:
+    """Return the ads (novel ads,) with the lowest draws."""
     num_ads = parent.num_rows("ads")
     fraction = settings.novel_fraction
     if not 0 < fraction < 1:
@@ -99,120 +96,110 @@ def _draw_novel_ads(parent: Dataset, settings: NovelSettings) -> Booleans:
             f"a novel fraction of {fraction} makes {num_novel} of the {num_ads} ads of "
             f"{parent.path} novel; choose another"
         )
-    return lowest(keyed_hash((settings.seed, _NOVEL), np.arange(num_ads)), num_novel)
+    return np.flatnonzero(
+        lowest(keyed_hash((settings.seed, _NOVEL), np.arange(num_ads)), num_novel)
+    )
 
 
-def _find_novel_texts(parent: Dataset, novel: Booleans, aside: Path) -> dict[str, Booleans]:
-    """Flag the ads, train queries and anchors (rows,), by id, that have a novel ad's text."""
-    tables = ["ads", TRAIN, *(f"anchors/{name}" for name in parent.anchor_sets)]
-    flags = {table: np.zeros(parent.num_rows(table), dtype=bool) for table in tables}
-    with engine(aside, dataset=parent) as connection:
-        connection.register("novel", pa.table({"id": np.flatnonzero(novel)}))
-        novel_texts = f"""CREATE TABLE novel_texts AS
-            SELECT DISTINCT folded FROM ({texts_of("ads")}) JOIN novel USING (id)"""
-        run(connection, "reading the novel ads' texts", novel_texts)
-        for table, is_novel in flags.items():
-            with_text = f"SELECT id FROM ({texts_of(table)}) SEMI JOIN novel_texts USING (folded)"
-            for rows in stream(connection, with_text):
-                is_novel[rows["id"]] = True
-    return flags
-
-
-def _draw_revealed_queries(
-    parent: Dataset, novel: Booleans, left_out: Booleans, seed: int
-) -> Int64s:
-    """Draw one train query (ads,) of each novel ad; -1 if it has none, and for seen ads."""
-    least = np.full(len(novel), np.iinfo(np.uint64).max)
-    revealed = np.full(len(novel), -1)
-    for rows in parent.batches(TRAIN):
-        queries, ads = click_pairs(rows)
-        chosen = novel[ads] & ~left_out[queries]
-        queries = queries[chosen]
-        ads = ads[chosen]
-        draws = keyed_hash((seed, _ONE_SHOT), queries * len(novel) + ads)  # unique, as clicks are
-        np.minimum.at(least, ads, draws)
-        best = draws == least[ads]
-        revealed[ads[best]] = queries[best]
-    return revealed
-
-
-def _write_queries(
-    parent: Dataset,
-    target: str,
-    change: Callable[[pa.RecordBatch], pa.RecordBatch],
-    writer: DatasetWriter,
-) -> Kept:
-    """Write what ``change``, applied to batches, leaves of a split's queries; returns which."""
-    split = _MADE_FROM[target]
-    table = f"queries/{split}"
-    kept = np.zeros(parent.num_rows(table), dtype=bool)
-    num_clicks = 0
-    for batch in map(change, parent.batches(table)):
-        kept[batch["query_id"]] = True
-        num_clicks += len(batch["ad_ids"].flatten())
-    if not num_clicks:
-        which = "novel" if target == ZERO_SHOT else "seen"
-        raise DatasetError(
-            f"no {split} query of {parent.path} has a click on a {which} ad; choose another novel "
-            f"fraction or seed"
-        )
-    write_kept(parent, table, {table: kept}, writer, change, f"queries/{target}")
-    return {table: kept}
-
-
-def _write_held_out(parent: Dataset, target: str, chosen: Booleans, writer: DatasetWriter) -> Kept:
-    """Write a split's queries, and filter pairs, with the ``chosen`` ads (ads,); returns which."""
-
-    def answered(rows: pa.RecordBatch) -> pa.RecordBatch:
-        return _keep_clicks(rows, chosen[click_pairs(rows)[1]])
-
-    kept = _write_queries(parent, target, answered, writer)
-    filters = f"filters/{_MADE_FROM[target]}"
-    _write_pairs(parent, filters, chosen, kept, writer, f"filters/{target}")
-    return kept
-
-
-def _write_pairs(
-    parent: Dataset,
-    table: str,
-    chosen: Booleans,
-    kept: Kept,
-    writer: DatasetWriter,
-    target: str | None = None,
+def _name_what_is_novel(
+    connection: Connection, novel: Int64s, num_ads: int, settings: NovelSettings
 ) -> None:
-    """Write the pairs of kept queries and ``chosen`` ads (ads,)."""
+    """Create ``novel`` (ad_id), ``novel_texts`` (folded), and what training sees of them.
 
-    def of_ads(pairs: pa.RecordBatch) -> pa.RecordBatch:
-        return pairs.filter(pa.array(chosen[pairs["ad_id"]]))
+    ``left_out`` (query_id) are train queries; clicks on ads that are ``hidden`` (ad_id) are left
+    out, but for those that are ``revealed`` (query_id, ad_id): of each novel ad that has train
+    clicks the one with the lowest draw.
+    """
+    draws = partial(keyed_hash, (settings.seed, _ONE_SHOT))
+    add_function(connection, "draw", draws, "BIGINT", "UBIGINT")
+    connection.register("drawn", pa.table({"ad_id": novel}))
+    train = name_literal(TRAIN)
+    is_out = HAS_NOVEL_TEXT if settings.unseen_texts else "false"
+    made = {
+        "novel": "FROM drawn",
+        "novel_texts": f"SELECT DISTINCT folded FROM ads WHERE {IS_NOVEL}",
+        "left_out": f"SELECT query_id FROM {train} WHERE {is_out}",
+        "hidden": f"SELECT ad_id FROM ads WHERE {IS_NOVEL} OR {is_out}",
+        "revealed": f"""SELECT arg_min(query_id, draw(query_id * {num_ads} + ad_id)), ad_id
+            FROM (SELECT query_id, unnest(ad_ids) AS ad_id FROM {train})
+            WHERE {settings.one_shot} AND {IS_NOVEL} AND query_id NOT IN (FROM left_out)
+            GROUP BY ad_id""",
+    }
+    for table, rows in made.items():
+        run(connection, "looking for what is novel", f"CREATE TABLE {table} AS {rows}")
 
-    write_kept(parent, table, kept, writer, of_ads, target)
+
+@dataclass(frozen=True)
+class _Split:
+    """Writes tables of a ``parent`` with what is chosen of them, by SQL over its rows."""
+
+    parent: Dataset
+    connection: Connection
+    writer: DatasetWriter
+
+    def write_queries(self, target: str, clicks: str, queries: str = "true") -> None:
+        """Write the chosen ``queries`` with the chosen ``clicks``, without those that lose all.
+
+        ``kept/TARGET`` has them, each with its ``old_id``. Raises a DatasetError if none has a
+        click.
+        """
+        split = _MADE_FROM[target]
+        table = f"queries/{split}"
+        lists = [name for name in self.parent.schema(table).names if name in LISTS]
+        entries = ", ".join(f"unnest({name}) AS {name}" for name in lists)
+        joined = ", ".join(f"list({name} ORDER BY place) AS {name}" for name in lists)
+        replaced = ", ".join(f"coalesce(clicked.{name}, chosen.{name}) AS {name}" for name in lists)
+        kept = name_literal(f"kept/{target}")
+        create = f"""CREATE TABLE {kept} AS
+            WITH
+                chosen AS (SELECT * FROM {name_literal(table)} WHERE {queries}),
+                entries AS (
+                    SELECT query_id, unnest(ad_ids) AS ad_id,
+                        generate_subscripts(ad_ids, 1) AS place, {entries} FROM chosen),
+                clicked AS (
+                    SELECT query_id, {joined} FROM entries WHERE {clicks} GROUP BY query_id)
+            -- a train query without clicks has lost none: it takes part in the graph by its edges
+            SELECT chosen.query_id AS old_id, chosen.* REPLACE (
+                row_number() OVER (ORDER BY chosen.query_id) - 1 AS query_id, {replaced})
+            FROM chosen LEFT JOIN clicked ON clicked.query_id = chosen.query_id
+            WHERE clicked.query_id IS NOT NULL OR len(chosen.ad_ids) = 0"""
+        run(self.connection, f"choosing {target} queries", create)
+        if not count(self.connection, f"SELECT sum(len(ad_ids)) FROM {kept}"):
+            which = "novel" if target == ZERO_SHOT else "seen"
+            raise DatasetError(
+                f"no {split} query of {self.parent.path} has a click on a {which} ad; choose "
+                f"another novel fraction or seed"
+            )
+        rows = stream(self.connection, f"FROM {kept} ORDER BY query_id")
+        self.writer.write(f"queries/{target}", rows)
+
+    def write_pairs(self, folder: str, target: str, chosen: str) -> None:
+        """Write the ``chosen`` rows of kept queries of ``folder``/split, if there are any."""
+        table = f"{folder}/{_MADE_FROM[target]}"
+        if self.parent.has(table):
+            rows = f"FROM {name_literal(table)} WHERE {chosen}"
+            self._write(f"{folder}/{target}", _renumbered(rows, target))
+
+    def write_edges(self, anchor_set: str, side: str, cut: str) -> bool:
+        """Write edges whose ends are not ``cut``, of kept queries; says whether there are any."""
+        table = f"edges/{anchor_set}/{side}"
+        if not self.parent.has(table):
+            return False
+        rows = f"FROM {name_literal(table)}"
+        ends = {f"{side}_id": NODE_TABLES[side], "anchor_id": f"anchors/{anchor_set}"}
+        for end, nodes in ends.items():
+            gone = f"SELECT {end} FROM {name_literal(nodes)} WHERE {cut}"
+            rows = f"FROM ({rows}) WHERE {end} NOT IN ({gone})"
+        return self._write(table, _renumbered(rows, "train") if side == "query" else rows)
+
+    def _write(self, table: str, rows: str) -> bool:
+        if is_filled := count(self.connection, f"SELECT count(*) FROM ({rows})") > 0:
+            self.writer.write(table, stream(self.connection, f"FROM ({rows}) ORDER BY ALL"))
+        return is_filled
 
 
-def _write_edges(
-    parent: Dataset,
-    anchor_set: str,
-    side: str,
-    kept: Kept,
-    cut: Mapping[str, Booleans],
-    writer: DatasetWriter,
-) -> bool:
-    """Write the edges of kept queries, or of ads, without those of rows, by table, that are cut."""
-    nodes = cut[NODE_TABLES[side]]
-    anchors = cut[f"anchors/{anchor_set}"]
-
-    def uncut(edges: pa.RecordBatch) -> pa.RecordBatch:
-        return edges.filter(pa.array(~(nodes[edges[0]] | anchors[edges["anchor_id"]])))
-
-    return write_kept(parent, f"edges/{anchor_set}/{side}", kept, writer, uncut)
-
-
-def _keep_clicks(rows: pa.RecordBatch, kept: Booleans) -> pa.RecordBatch:
-    """Keep the flagged clicks, with their weights, and drop queries that lose all of theirs."""
-    row_of_click = pc.list_parent_indices(rows["ad_ids"]).to_numpy()
-    left = np.bincount(row_of_click[kept], minlength=len(rows))
-    # a train query without clicks has lost none: it takes part in the graph by its edges
-    had_none = pc.list_value_length(rows["ad_ids"]).to_numpy() == 0
-    for column in {"ad_ids", "weights"} & set(rows.column_names):
-        lists = to_lists(rows[column].flatten().filter(pa.array(kept)), left)
-        rows = rows.set_column(rows.column_names.index(column), column, lists)
-    return rows.filter(pa.array((left > 0) | had_none))
+def _renumbered(rows: str, target: str) -> str:
+    """Return the SQL of rows of kept queries, with their new ids."""
+    return f"""SELECT given.* REPLACE (kept.query_id AS query_id)
+        FROM ({rows}) AS given
+        JOIN {name_literal(f"kept/{target}")} AS kept ON kept.old_id = given.query_id"""
