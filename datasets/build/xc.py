@@ -11,7 +11,7 @@ import reads back. All texts are in memory at once.
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -85,7 +85,8 @@ def import_xc(settings: Import) -> Dataset:
     folder = Folder(source, settings.encoding, _with_content(settings.text, name))
     ads, splits = folder.ads(), folder.splits()
     chosen = _chosen_queries(splits, ads, settings)
-    about = {"source": f"XC files in the layout {folder.layout}", **propensity_constants(name)}
+    layout = f"XC files in the layout {folder.layout}"
+    about: dict[str, Any] = {"source": layout, **propensity_constants(name)}
     with new_dataset(settings.output, name=name, **about) as writer:
         writer.write("ads", _numbered(ads, ads.filled, "ad_id"))
         for split, lines in chosen.items():
