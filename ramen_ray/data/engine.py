@@ -136,5 +136,9 @@ def text_literal(text: str) -> str:
 
 def name_literal(name: str) -> str:
     """Write a table's name as SQL does; names that differ in case only stay apart."""
-    marked = re.sub("[A-Z^]", r"^\g<0>", name).replace('"', '""')
-    return f'"{marked}"'
+    return column_literal(re.sub("[A-Z^]", r"^\g<0>", name))
+
+
+def column_literal(name: str) -> str:
+    """Write a column's name as SQL does."""
+    return '"' + name.replace('"', '""') + '"'

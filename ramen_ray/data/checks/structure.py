@@ -124,7 +124,7 @@ def _read_footers(dataset: Dataset, table: str) -> tuple[list[Finding], int]:
 def _column_findings(file: str, expected: pa.Schema, given: pa.Schema) -> Iterator[Finding]:
     for field in expected:
         # the engine's names do not tell upper from lower case
-        alike = [column for column in given if column.name.lower() == field.name]
+        alike = [column for column in given if column.name.lower() == field.name.lower()]
         types = [column.type for column in alike if column.name == field.name]
         if not types:
             message = f"the column is missing (there are {given.names})"

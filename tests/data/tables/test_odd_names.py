@@ -5,8 +5,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
-from support import import_in_process, write_rows
+from support import errors_in, import_in_process, write_rows
 from written_out import column_of
 
 from ramen_ray.data.store.dataset import Dataset, DatasetError
@@ -112,3 +113,19 @@ def test_words_for_nothing_are_left_out_of_joined_texts(tmp_path):
     assert (finding.row, finding.column, finding.message[:7]) == (2, "more", "3 cells")
     kept, _ = import_in_process(replace(tables, null_words="keep"), tmp_path / "kept")
     assert kept.read("ads")["text"].to_pylist()[0] == "ad 0 NULL"
+
+
+def test_columns_to_filter_by_have_any_name(tmp_path):
+    names = ("Market", 'a "b"', "^c")
+    rows = [(n, f"ad {n}", *(f"{name} {n}" for name in names)) for n in range(6)]
+    columns = [pa.array(column) for column in zip(*rows, strict=True)]
+    pq.write_table(pa.table(columns, ["ad_id", "text", *names]), tmp_path / "ads.parquet")
+    clicks = write_rows(tmp_path / "c.csv", "query ad_id", ((f"query {n}", n % 6) for n in NUMBERS))
+    tables = UserTables(
+        clicks, ads=str(tmp_path / "ads.parquet"), columns=Columns(ad_filters=names)
+    )
+    dataset, _ = import_in_process(tables, tmp_path / "out")
+    ads = dataset.read("ads")
+    for place, name in enumerate(names, start=2):
+        assert ads[f"filter_{name}"].to_pylist() == [row[place] for row in rows]
+    assert errors_in(dataset) == []

@@ -15,8 +15,8 @@ from ramen_ray.data.engine import (
     ROWS_PER_BATCH,
     TEXTS_PER_BATCH,
     Connection,
+    column_literal,
     count,
-    name_literal,
     run,
     stream,
 )
@@ -30,7 +30,7 @@ QUERIES_AT_ONCE = 1 << 20
 
 def write_ads(connection: Connection, writer: DatasetWriter, optional: Sequence[str]) -> None:
     """Write the ads, with these ``optional`` columns."""
-    columns = "".join(f", {name_literal(name)}" for name in optional)
+    columns = "".join(f", {column_literal(name)}" for name in optional)
     rows = f"""SELECT ad_id, text{columns} FROM kept_ads
         JOIN (SELECT *, id AS source_id FROM ads) USING (number) ORDER BY ad_id"""
     writer.write("ads", stream(connection, rows, TEXTS_PER_BATCH))
