@@ -197,4 +197,4 @@ class Training:
 
 if __name__ == "__main__":
     for split, metrics in Training(overlay(bag_unidec(), IN_BATCH)).train()[1].items():
-        print(split, {name: values.mean().round(4) for name, values in metrics.items()})
+        print(split, {name: f"{values.mean():.4f}" for name, values in metrics.items()})

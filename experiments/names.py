@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import gettempdir
 
 import numpy as np
 import pyarrow as pa
@@ -22,6 +23,8 @@ from scipy.sparse import csr_array
 from ramen_ray.command_line import parse_settings, run_job
 from ramen_ray.config import Section
 from ramen_ray.data.arrays import Booleans, Int64s
+from ramen_ray.data.engine import engine
+from ramen_ray.data.findings import FaultKind
 from ramen_ray.data.store.dataset import DatasetError
 from ramen_ray.data.store.same_texts import fold
 from ramen_ray.data.tables.reading.columns import Column
@@ -119,12 +122,16 @@ def read_names(source: str) -> NameList:
         of_name[name].add(entity)
     is_known = np.array([entity in main for entity in entities], dtype=bool)
     has_several = np.array([len(of_name[name]) > 1 for name in names], dtype=bool)
-    for role, bad, message in (
-        ("name", [not words for _, words in names], "names need a letter or a digit"),
-        (SAME_AS, ~is_known, "are not a name of the kind, or have a same_as themselves"),
-        ("name", is_known & has_several, "same names have another same_as"),
-    ):
-        table.report_rows(role, message, CORRECT, rows.filter(pa.array(bad, pa.bool_())))
+    with engine(Path(gettempdir())) as connection:
+        for role, bad, message in (
+            ("name", [not words for _, words in names], "names need a letter or a digit"),
+            (SAME_AS, ~is_known, "are not a name of the kind, or have a same_as themselves"),
+            ("name", is_known & has_several, "same names have another same_as"),
+        ):
+            if np.any(bad):
+                connection.register("bad", rows.filter(pa.array(bad, pa.bool_())))
+                kind = FaultKind(message, CORRECT)
+                table.report(connection, role, kind, f"SELECT place, {role} FROM bad")
     table.check()
     if not len(rows):
         raise DatasetError(f"{source} holds no names")

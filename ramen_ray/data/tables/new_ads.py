@@ -3,12 +3,16 @@
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import gettempdir
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ramen_ray.data.arrays import Booleans, Int64s
+from ramen_ray.data.arrays import Int64s
+from ramen_ray.data.engine import Connection, add_function, column_literal, count, engine
+from ramen_ray.data.findings import FaultKind
 from ramen_ray.data.store.dataset import DatasetError
 from ramen_ray.data.store.same_texts import nearly, normalized
 from ramen_ray.data.store.schemas import FILTER
@@ -21,8 +25,6 @@ from ramen_ray.data.tables.reading.columns import (
     text_column,
 )
 from ramen_ray.data.tables.reading.loading import UserTable
-
-NO_VALUE = "\0"
 
 logger = logging.getLogger(__name__)
 
@@ -91,52 +93,57 @@ def read_changes(given: NewAds, known: pa.Table) -> Changes:
     removed, or lose their value of a column to filter by.
     """
     check_given(given)
-    ids = known["ad_id"].cast(pa.string()).combine_chunks()
-    changes = _changes(given, known, ids)
-    tables = (changes.kept, changes.added)
-    left = pa.concat_arrays([table["ad_id"].cast(pa.string()).combine_chunks() for table in tables])
-    num_gone = int((~_among(ids, left)).sum())
+    with engine(Path(gettempdir())) as connection:
+        add_function(connection, "nearly", nearly)
+        add_function(connection, "normalized", normalized)
+        numbered = known.append_column("row", [np.arange(len(known))])
+        connection.register("numbered", numbered)
+        connection.execute("CREATE TABLE known AS FROM numbered")
+        changes = (_all_ads if given.sync else _ads_and_removed)(given, known, connection)
+    left = pa.chunked_array([*changes.kept["ad_id"].chunks, *changes.added["ad_id"].chunks])
+    num_gone = len(known) - pc.sum(pc.is_in(known["ad_id"], left)).as_py()
     if not len(left):
         raise DatasetError(f"{given.remove} names all ads; a retriever needs one")
-    if 2 * num_gone > len(ids) and not given.allow_lost_ads:
+    if 2 * num_gone > len(known) and not given.allow_lost_ads:
         raise DatasetError(
-            f"{given.sync or given.remove} would remove {num_gone:,} of {len(ids):,} ads; is it "
+            f"{given.sync or given.remove} would remove {num_gone:,} of {len(known):,} ads; is it "
             f"whole? If this is meant, give --allow-lost-ads"
         )
     return changes
 
 
-def _changes(given: NewAds, known: pa.Table, ids: pa.Array) -> Changes:
-    filters = [name.removeprefix(FILTER) for name in known.column_names if name.startswith(FILTER)]
+def _ads_and_removed(given: NewAds, known: pa.Table, connection: Connection) -> Changes:
+    filters = _filters_of(known)
     wanted = given.columns.ad_filters
-    if given.sync is not None:
-        return _all_ads(given, known, ids, wanted or filters)
     if wanted and {*wanted} != {*filters}:
         raise DatasetError(
             f"the retriever's ads are filtered by {', '.join(filters) or 'nothing'}; other columns "
             f"than these need --sync, which lists all ads"
         )
-    ended = pa.array([], pa.string())
+    connection.execute("CREATE TABLE ended (place BIGINT, ad_id VARCHAR)")
     if given.remove:
         columns = {"ad_id": listed_id_column(given.columns.ad_id, given.null_words)}
         table = UserTable(given.remove, columns, encoding=given.encoding)
-        removed = table.read()
-        _report_other_spellings(table, removed, ids)
-        _check(table)
-        ended = pc.unique(removed["ad_id"])
-    stays = ~_among(ids, ended)
-    rows = np.flatnonzero(stays)
+        table.load(connection, "ended", "SELECT place, ad_id FROM source")
+        _check(connection, table, "ended")
+    stays = "FROM known ANTI JOIN ended USING (ad_id)"
+    rows = connection.sql(f"SELECT row {stays} ORDER BY row").fetchnumpy()["row"]
     added = known.slice(0, 0)
     if given.ads:
-        in_use = ids.filter(pa.array(stays))
-        added = _read_ads(given, given.ads, filters, in_use, ids).select(known.column_names)
-    num_unknown = len(ended) - int((~stays).sum())
-    return Changes(rows, known.take(pa.array(rows)), added, num_unknown=num_unknown)
+        _load_ads(given, given.ads, filters, connection, in_use=f"SELECT ad_id {stays}")
+        added = connection.sql("FROM listed ORDER BY place").to_arrow_table()
+    unknown = "SELECT count(DISTINCT ad_id) FROM ended ANTI JOIN known USING (ad_id)"
+    kept = known.take(pa.array(rows))
+    return Changes(
+        rows, kept, added.select(known.column_names), num_unknown=count(connection, unknown)
+    )
 
 
-def _all_ads(given: NewAds, known: pa.Table, ids: pa.Array, filters: Sequence[str]) -> Changes:
-    listed = _read_ads(given, str(given.sync), filters, pa.array([], pa.string()), ids)
-    columns = [name for name in known.column_names if name.startswith(FILTER)]
+def _all_ads(given: NewAds, known: pa.Table, connection: Connection) -> Changes:
+    filters = given.columns.ad_filters or _filters_of(known)
+    _load_ads(given, str(given.sync), filters, connection)
+    listed = connection.sql("SELECT * EXCLUDE (place) FROM listed ORDER BY place").to_arrow_table()
+    columns = [FILTER + name for name in _filters_of(known)]
     lost = [name for name in columns if _share_with(name, listed) < _share_with(name, known) / 2]
     if lost and not given.allow_lost_filters:
         names = ", ".join(name.removeprefix(FILTER) for name in lost)
@@ -144,21 +151,32 @@ def _all_ads(given: NewAds, known: pa.Table, ids: pa.Array, filters: Sequence[st
             f"{given.sync}: most ads that are filtered by {names} would have no value of it; is "
             f"the column there and full? If this is meant, give --allow-lost-filters"
         )
-    places = pc.index_in(ids, listed["ad_id"].combine_chunks())
-    texts = listed["text"].combine_chunks().take(places)
-    before = normalized(known["text"].cast(pa.string()).combine_chunks())
-    is_same = np.asarray(pc.fill_null(pc.equal(texts, before), False))
-    added = listed.filter(pa.array(~_among(listed["ad_id"], ids.filter(pa.array(is_same)))))
-    rows = np.flatnonzero(is_same)
-    had = known.take(pa.array(rows))
-    kept = listed.take(places.take(pa.array(rows))).set_column(1, "text", had["text"])
-    num_changed = int((np.asarray(pc.is_valid(places)) & ~is_same).sum())
-    other_columns = {*had.column_names} != {*kept.column_names}
-    differs = np.full(len(kept), other_columns)
-    for name in [] if other_columns else kept.column_names[2:]:
-        values = (pc.fill_null(ads[name], NO_VALUE) for ads in (had, kept))
-        differs |= np.asarray(pc.not_equal(*values))
-    return Changes(rows, kept, added, num_changed, int(differs.sum()))
+    same = """CREATE TABLE same AS SELECT known.row, listed.* REPLACE (known.text AS text)
+        FROM known JOIN listed USING (ad_id) WHERE listed.text = normalized(known.text)"""
+    connection.execute(same)
+    kept = connection.sql("SELECT * EXCLUDE (place) FROM same ORDER BY row").to_arrow_table()
+    added = "SELECT * EXCLUDE (place) FROM listed ANTI JOIN same USING (ad_id) ORDER BY place"
+    changed = (
+        "SELECT count(*) FROM listed SEMI JOIN known USING (ad_id) ANTI JOIN same USING (ad_id)"
+    )
+    differs = " OR ".join(
+        f"same.{name} IS DISTINCT FROM known.{name}" for name in map(column_literal, columns)
+    )
+    if {*listed.column_names} != {*known.column_names}:
+        differs = "true"
+    refiltered = f"SELECT count(*) FROM same JOIN known USING (row) WHERE {differs or 'false'}"
+    return Changes(
+        kept["row"].to_numpy(),
+        kept.drop_columns("row"),
+        connection.sql(added).to_arrow_table(),
+        count(connection, changed),
+        count(connection, refiltered),
+    )
+
+
+def _filters_of(known: pa.Table) -> list[str]:
+    names = known.column_names
+    return [name.removeprefix(FILTER) for name in names if name.startswith(FILTER)]
 
 
 def _share_with(column: str, ads: pa.Table) -> float:
@@ -166,35 +184,43 @@ def _share_with(column: str, ads: pa.Table) -> float:
     return 1 - ads[column].null_count / len(ads) if column in ads.column_names else 0.0
 
 
-def _read_ads(
-    given: NewAds, source: str, filters: Sequence[str], in_use: pa.Array, known: pa.Array
-) -> pa.Table:
-    """Read ads as strings; refuses ids ``in_use``, repeated, or mostly ``known`` ones misspelt."""
+def _load_ads(
+    given: NewAds,
+    source: str,
+    filters: Sequence[str],
+    connection: Connection,
+    in_use: str = "SELECT NULL",
+) -> None:
+    """Load ads into ``listed``; refuses ids ``in_use``, repeated, or mostly known ones misspelt."""
     columns = _ad_columns(given, filters)
     table = UserTable(source, columns, encoding=given.encoding)
-    ads = table.read()
-    twice = ads.filter(pa.array(_repeats(ads["ad_id"]) | _among(ads["ad_id"], in_use)))
+    names = ", ".join(map(column_literal, ["place", *columns]))
+    table.load(connection, "listed", f"SELECT {names} FROM source")
     advice = "give each ad once; to replace an ad, name it in --remove, too"
-    table.report_rows("ad_id", "ids are in use or repeated", advice, twice)
-    _report_other_spellings(table, ads, known)
-    _check(table)
-    if not len(ads):
+    twice = f"""SELECT place, ad_id FROM listed WHERE ad_id IN ({in_use})
+        OR place NOT IN (SELECT min(place) FROM listed GROUP BY ad_id)"""
+    kind = FaultKind("ids are in use or repeated", advice)
+    table.report(connection, "ad_id", kind, twice)
+    _check(connection, table, "listed")
+    if not count(connection, "SELECT count(*) FROM listed"):
         raise DatasetError(f"{source} holds no ads")
-    return ads.select([*columns])
 
 
-def _report_other_spellings(table: UserTable, rows: pa.Table, known: pa.Array) -> None:
-    """Report unknown ids that are known ones in another spelling; refuse them if most are so."""
-    unknown = rows.filter(pa.array(~_among(rows["ad_id"], known)))
-    missed = known.filter(pa.array(~_among(known, rows["ad_id"])))
-    is_near = _among(nearly(unknown["ad_id"].combine_chunks()), nearly(missed))
-    table.report_rows(
-        "ad_id",
+def _check(connection: Connection, table: UserTable, rows: str) -> None:
+    """Refuse bad ``rows``, and known ids in another spelling if most unknown ones are so."""
+    unknown = f"FROM {rows} ANTI JOIN known USING (ad_id)"
+    missed = f"SELECT nearly(ad_id) FROM known ANTI JOIN {rows} USING (ad_id)"
+    first = connection.sql("SELECT ad_id FROM known WHERE row = 0").fetchall()
+    kind = FaultKind(
         "ids are those of ads but for case, spaces, leading zeros or a final .0",
-        f"write ids as the retriever has them, such as {known[0].as_py()!r}",
-        unknown.filter(pa.array(is_near)),
-        most=len(unknown) // 2,
+        f"write ids as the retriever has them, such as {first[0][0]!r}",
+        most=count(connection, f"SELECT count(*) {unknown}") // 2,
     )
+    near = f"SELECT place, ad_id {unknown} WHERE nearly(ad_id) IN ({missed})"
+    table.report(connection, "ad_id", kind, near)
+    table.check()
+    for reason, number in (+table.left_out).items():
+        logger.warning("%s: %d rows left out: %s", table.source, number, reason)
 
 
 def _ad_columns(given: NewAds, filters: Sequence[str]) -> dict[str, Column]:
@@ -203,19 +229,3 @@ def _ad_columns(given: NewAds, filters: Sequence[str]) -> dict[str, Column]:
         "text": text_column(given.columns.ad_text, given.null_words, normalized),
         **filter_columns(filters),
     }
-
-
-def _check(table: UserTable) -> None:
-    """Refuse bad rows; log how many are left out, and why."""
-    table.check()
-    for reason, number in (+table.left_out).items():
-        logger.warning("%s: %d rows left out: %s", table.source, number, reason)
-
-
-def _repeats(cells: pa.ChunkedArray) -> Booleans:
-    """Flag the cells (n,) that an earlier one equals."""
-    return np.asarray(pc.index_in(cells, cells.combine_chunks())) != np.arange(len(cells))
-
-
-def _among(cells: pa.ChunkedArray, known: pa.Array) -> Booleans:
-    return np.asarray(pc.is_in(cells, known))

@@ -51,17 +51,14 @@ def check_totals(connection: Connection, table: UserTable, rows: str) -> None:
 
     ``rows`` names the table that was loaded, with ``place`` and ``weight``.
     """
-    totals = connection.sql(
-        f"""SELECT arg_max(place, weight) AS place, max(weight) AS weight
+    totals = f"""SELECT arg_max(place, weight) AS place, max(weight) AS weight
         FROM {rows} GROUP BY place // {ROWS_PER_FILE} HAVING count(*) >= {FEWEST_WITH_TOTAL}
             AND abs(sum(weight) - 2 * max(weight)) <= 1e-9 * max(weight)"""
-    ).to_arrow_table()
     message = "rows have as much weight as all others of their file together"
     advice = "are they totals? Take them out, or leave them out with --skip-bad-rows"
-    table.report_rows("weight", message, advice, totals, most=FEW)
+    table.report(connection, "weight", FaultKind(message, advice, most=FEW), totals)
     if table.skip_bad_rows:
-        places = totals["place"].to_pylist()
-        connection.execute(f"DELETE FROM {rows} WHERE list_contains(?, place)", [places])
+        connection.execute(f"DELETE FROM {rows} WHERE place IN (SELECT place FROM ({totals}))")
 
 
 def number_nodes(connection: Connection, side: Side, *, listed: bool) -> dict[str, int]:

@@ -2,7 +2,7 @@
 
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import replace
 from typing import Any
@@ -98,17 +98,6 @@ class UserTable:
         """Read all rows into memory: ``place`` and a column for each role."""
         return pa.Table.from_batches(self.batches(), self._schema).combine_chunks()
 
-    def report_rows(
-        self, role: str, message: str, advice: str, rows: pa.Table, most: int = 0
-    ) -> None:
-        """Note rows of :meth:`read` that are wrong; up to ``most`` are only a warning."""
-        if len(rows):
-            kind = FaultKind(message, advice, self.columns[role].shown, most=most)
-            first = rows[:MAX_EXAMPLES].select(["place", role]).to_pylist()
-            self._report(kind, [tuple(row.values()) for row in first], len(rows))
-            if self.skip_bad_rows:
-                self.left_out[message] += len(rows)
-
     def report(
         self,
         connection: Connection,
@@ -124,15 +113,13 @@ class UserTable:
             named = f"({rows}) AS rows(place, name)"
             distinct = f"SELECT min(place), name FROM {named} GROUP BY name ORDER BY 1"
             first = connection.sql(f"{distinct} LIMIT {MAX_EXAMPLES}").fetchall()
-            self._report(replace(kind, column=self.columns[role].shown), first, number)
-            if kind.skipped == FaultKind.skipped:
+            in_column = replace(kind, column=self.columns[role].shown)
+            for place, cell in first:
+                file, row = divmod(place, ROWS_PER_FILE)
+                self._faults.add(in_column, shown_path(self._files[file].path), [row], [cell])
+            self._faults[in_column].count += number - len(first)
+            if self.skip_bad_rows and kind.skipped == FaultKind.skipped:
                 self.left_out[kind.message] += number
-
-    def _report(self, kind: FaultKind, examples: Sequence[tuple[Any, ...]], number: int) -> None:
-        for place, cell in examples:
-            file, row = divmod(place, ROWS_PER_FILE)
-            self._faults.add(kind, shown_path(self._files[file].path), [row], [cell])
-        self._faults[kind].count += number - len(examples)
 
     def refused(self) -> list[Finding]:
         """Return the kinds of rows for which :meth:`check` would refuse the table."""
