@@ -7,7 +7,6 @@ from html import unescape
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_datasets import random_dataset
@@ -104,11 +103,6 @@ def _tokens_by_loops(dataset, encoder, max_length):
     return rows
 
 
-@pytest.fixture(scope="module")
-def description(dataset_path, encoder_path):
-    return describe(Dataset(dataset_path), str(encoder_path), MAX_LENGTH)
-
-
 def _rows_of(description, title):
     (table,) = (table for table in description.tables if table.title == title)
     return [list(row) for row in table.rows]
@@ -134,7 +128,10 @@ def test_numbers_of_any_dataset_equal_loops(
     write_page(folder / "page.html", "random", "", described.words, described.tables)
 
 
-def test_the_page_holds_all_rows_and_refers_to_nothing_outside(description, tmp_path):
+def test_the_page_holds_all_rows_and_refers_to_nothing_outside(
+    dataset_path, encoder_path, tmp_path
+):
+    description = describe(Dataset(dataset_path), str(encoder_path), MAX_LENGTH)
     sections = description.tables
     file = tmp_path / "pages" / "page.html"
     write_page(file, "handmade", description.note, description.words, sections)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from support import errors_in, query_table, text_table
+from written_out import edges_of
 
 from ramen_ray.data.store.dataset import Dataset, DatasetError, write_dataset
 from ramen_ray.data.tables.graphs import anchor_sets
@@ -19,12 +20,6 @@ from ramen_ray.orchestration.prepare.similar_set import add_similar
 
 WORDS = ["robin", "heron", "sloop", "maple", "flint", "tango", "old", "new", "Small", "rare"]
 TWINS = ["heron sloop", "Heron, sloop!", "heron  sloop", "heron sloop heron sloop"]
-
-
-def _texts(count):
-    draw = np.random.default_rng(2)
-    made = [" ".join(draw.choice(WORDS, draw.integers(1, 4))) for _ in range(count)]
-    return list(dict.fromkeys(made + TWINS))
 
 
 def _embedding_similarities(texts, folder, max_length):
@@ -91,7 +86,9 @@ def test_an_encoder_finds_what_brute_force_finds(
     encoder_path, texts_per_batch, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(anchor_sets, "TEXTS_PER_BLOCK", texts_per_batch)
-    texts = _texts(80)
+    draw = np.random.default_rng(2)
+    made = [" ".join(draw.choice(WORDS, draw.integers(1, 4))) for _ in range(80)]
+    texts = list(dict.fromkeys(made + TWINS))
     limits = SimilarSettings(
         str(encoder_path), top_k=3, min_similarity=0.71234, max_similarity=0.95123, max_length=12
     )
@@ -142,17 +139,11 @@ def test_an_approximate_search_tells_its_recall(copied, encoder_path, monkeypatc
     monkeypatch.setattr(preparation, "MOST_EXACT_PRODUCTS", 1)
     monkeypatch.setattr("ramen_ray.method.retrieval.index.MOST_FLAT_ADS", 1)
     counts = add_similar(copied, "near", limits)
-    exact, near = (set(_pairs(Dataset(copied), name)) for name in ("exact", "near"))
+    exact, near = (edges_of(Dataset(copied), name, "ad") for name in ("exact", "near"))
     assert len(near & exact) > 0.9 * len(exact) > 100
     share = 100 * len(near & exact) / len(exact)
     # of all texts, not only ads, and before duplicates are left out
     assert counts["% of nearest texts found"] == pytest.approx(share, abs=8)
-
-
-def _pairs(dataset, name):
-    anchors = dataset.read(f"anchors/{name}")["text"].to_pylist()
-    edges = dataset.read(f"edges/{name}/ad").to_pylist()
-    return [(edge["ad_id"], anchors[edge["anchor_id"]]) for edge in edges]
 
 
 @pytest.mark.parametrize("wrong", [{"top_k": 0}, {"top_k": 1024}, {"min_similarity": 0.97}])

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import pytest
 from conftest import free_port
@@ -19,30 +20,13 @@ NUM_CPUS = 2
 pytest.importorskip("grpc_reflection", reason="ray[serve] is not installed")
 
 
-class _Dying:
-    """In place of a handle of Ray Serve: two replicas die, the third answers."""
-
-    def __init__(self):
-        self.outcomes = [ActorDiedError(), ActorUnavailableError("away", None), (40, ["market"])]
-        self.ask = self
-
-    def broadcast(self, method, uri):
-        return SimpleNamespace(results=lambda timeout_s: [None])
-
-    def remote(self, uri, method):
-        return self
-
-    def result(self, timeout_s):
-        outcome = self.outcomes.pop(0)
-        if isinstance(outcome, Exception):
-            raise outcome
-        return outcome
-
-
 def test_another_replica_answers_if_one_dies_meanwhile():
     from ramen_ray.orchestration.serve.replicas import HeldByReplicas
 
-    held = HeldByReplicas(_Dying(), "models:/any/1")
+    handle = MagicMock()
+    two_die = [ActorDiedError(), ActorUnavailableError("away", None), (40, ["market"])]
+    handle.ask.remote.return_value.result.side_effect = two_die
+    held = HeldByReplicas(handle, "models:/any/1")
     assert (held.num_ads, held.columns) == (40, ["market"])
 
 
