@@ -14,11 +14,10 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 os.environ["RAY_ADDRESS"] = "local"  # never use the cluster of another test or of the machine
@@ -89,11 +88,11 @@ NUM_LINKS = 30
 NUM_QUERIES = {"train": 60, "validation": 12, "test": 12}
 
 
-def _pick(draw: np.random.Generator, values: Iterable[Any], how_many: int) -> list[Any]:
+def _pick(draw, values, how_many):
     return draw.choice(list(values), size=how_many, replace=False).tolist()
 
 
-def _make_ads(draw: np.random.Generator) -> list[list[str]]:
+def _make_ads(draw):
     """Three words of the ad's topic and a common one; ads 33, 38 and 39 have the same text."""
     topic_words = list(TOPICS.values())
     ads = [_pick(draw, topic_words[j % 6], 3) + _pick(draw, COMMON_WORDS, 1) for j in range(40)]
@@ -101,9 +100,7 @@ def _make_ads(draw: np.random.Generator) -> list[list[str]]:
     return ads
 
 
-def _make_queries(
-    draw: np.random.Generator, ads: list[list[str]], topics: list[int]
-) -> tuple[list[str], list[list[int]]]:
+def _make_queries(draw, ads, topics):
     """Two words of a first ad, at times a common one, and up to two more ads of its topic."""
     texts = []
     clicks = []
@@ -115,35 +112,33 @@ def _make_queries(
     return texts, clicks
 
 
-def _make_links(
-    draw: np.random.Generator, topics: list[int]
-) -> tuple[list[list[int]], list[list[float]]]:
+def _make_links(draw, topics):
     """Up to four weighted anchors of the node's topic; some nodes have none."""
     degrees = [0 if n % 7 == 3 else int(draw.integers(1, 5)) for n in range(len(topics))]
     links = [_pick(draw, range(t, NUM_LINKS, 6), d) for t, d in zip(topics, degrees, strict=True)]
     return links, [draw.uniform(0.5, 4.0, size=degree).tolist() for degree in degrees]
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
+def pytest_addoption(parser):
     """``--record`` makes test_record.py record what it finds."""
     parser.addoption("--record", action="store_true")
 
 
-def pytest_itemcollected(item: pytest.Item) -> None:
+def pytest_itemcollected(item):
     """Mark the tests that share a cluster: in one process Ray and its workers start once."""
     if _needs_cluster(item):
         item.add_marker("ray")
 
 
 @pytest.hookimpl(trylast=True)  # when the slow ones are left out
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items):
     """Let files with a cluster go first, after each other."""
     with_ray = {item.path for item in items if _needs_cluster(item)}
     items.sort(key=lambda item: (item.path not in with_ray, PLACES.get(item.path.stem, 0)))
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_collection() -> Iterator[None]:
+def pytest_collection():
     """Collect no garbage while tests are imported: what is imported stays."""
     gc.disable()
     try:
@@ -153,12 +148,12 @@ def pytest_collection() -> Iterator[None]:
         gc.enable()
 
 
-def _needs_cluster(item: Any) -> bool:
+def _needs_cluster(item):
     return "cluster" in item.fixturenames
 
 
 @pytest.fixture(autouse=True)
-def _ctrl_c(request) -> Iterator[None]:
+def _ctrl_c(request):
     """Give Ctrl-C back to Python after each test; a handler of Ray Train would swallow it."""
     yield
     if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
@@ -167,7 +162,7 @@ def _ctrl_c(request) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _ray_folder() -> Iterator[None]:
+def _ray_folder():
     """Give this process its own Ray folder: Ray connects to the newest cluster in its folder."""
     with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder:
         os.environ["RAY_TMPDIR"] = folder
@@ -343,7 +338,7 @@ def cluster():
     wait_until(lambda: ray.is_initialized() or _start_ray(), "Ray does not start")
 
 
-def _all_is_free() -> bool:
+def _all_is_free():
     """Wait until no task and no worker of an earlier test has a CPU; says whether none has."""
     import ray
 
@@ -355,7 +350,7 @@ def _all_is_free() -> bool:
     return True
 
 
-def _start_ray() -> bool:
+def _start_ray():
     """Start Ray, which gives its processes 30 s; says whether they took less."""
     import ray
 
@@ -432,7 +427,7 @@ def answered_here(monkeypatch):
     """Let this process answer tables of queries, without Ray."""
     from ramen_ray.orchestration.deploy import predict
 
-    def answer(work: predict.Work, missing: list[int], num_gpus: int) -> None:
+    def answer(work, missing, num_gpus):
         for number in missing:
             predict.Answer(work, 1)({"partition": number})
 
@@ -460,7 +455,7 @@ def _no_ray_is_left(request):
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _no_store_is_left() -> Iterator[None]:
+def _no_store_is_left():
     """Let the next module find no store: MLflow keeps the one that was used last."""
     yield
     if "mlflow" in sys.modules:
@@ -475,7 +470,7 @@ def run_here(monkeypatch, capsys) -> RunHere:
     """Runs a job in this process with arguments; returns its exit code and what it printed."""
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
 
-    def call(job: ModuleType, *arguments: object) -> tuple[int, str]:
+    def call(job, *arguments):
         monkeypatch.setattr(sys, "argv", ["job.py", *map(str, arguments)])
         code = run_job(job.main)
         said = capsys.readouterr()
@@ -491,7 +486,7 @@ Done = Refused = Callable[..., str]
 def done(run_here) -> Done:
     """Runs a job that must succeed; returns what it printed."""
 
-    def call(job: ModuleType, *arguments: object) -> str:
+    def call(job, *arguments):
         code, said = run_here(job, *arguments)
         assert code == 0, said
         return said
@@ -503,7 +498,7 @@ def done(run_here) -> Done:
 def refused(run_here) -> Refused:
     """Runs a job that must refuse its arguments; returns what it says last: why, and findings."""
 
-    def call(job: ModuleType, *arguments: object) -> str:
+    def call(job, *arguments):
         code, said = run_here(job, *arguments)
         assert code == 2, said
         error = said[said.index(the_error(said)) :].removesuffix("\n")

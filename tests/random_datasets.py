@@ -30,7 +30,7 @@ def random_dataset(
     """
     draw = np.random.default_rng(seed)
 
-    def lists(count: int, below: int, low: int) -> list[list[int]]:
+    def lists(count, below, low):
         sizes = draw.integers(low, min(below, 4) + 1, count)
         return [draw.choice(below, size, replace=False).tolist() for size in sizes]
 
@@ -72,12 +72,12 @@ def rows_in(dataset: Dataset, table: str) -> list[dict[str, Any]]:
     return dataset.read(table).to_pylist() if dataset.has(table) else []
 
 
-def _query_text(split: str, number: int) -> str:
+def _query_text(split, number):
     if split == "validation":
         return f' "{split} {number}"\t#1:2\u2028漢é '
     return f"Ad  {number}" if split == "train" and number % 2 == 0 else f"{split} {number}"
 
 
-def _with_source_ids(rows: pa.Table) -> pa.Table:
+def _with_source_ids(rows):
     own = [f"user's {text}" for text in rows["text"].to_pylist()]
     return rows.append_column("source_id", pa.array(own))

@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 
 from mlflow.tracking import MlflowClient
-from playwright.sync_api import Page, sync_playwright
+from playwright.sync_api import sync_playwright
 
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-sync"]
 SIZE = {"width": 1400, "height": 800}
@@ -41,7 +41,7 @@ def take_screenshots(url: str, search: str, folder: Path) -> None:
         browser.close()
 
 
-def _take(page: Page, shown: str, file: Path) -> None:
+def _take(page, shown, file):
     page.get_by_text(shown, exact=True).first.wait_for()
     page.wait_for_timeout(DRAWN_MS)
     page.screenshot(path=file)

@@ -55,7 +55,7 @@ def clients(
     ended = threading.Event()
     answered = list[str]()
 
-    def ask_on(_: int) -> None:
+    def ask_on(_):
         while not ended.is_set():
             status, headers, content = asked(port, "/invocations", body)
             if status in refusals:

@@ -139,7 +139,7 @@ def run_two_workers(worker: Callable[..., None], folder: Path, *arguments: objec
     run_in_two_processes(_in_group, worker, folder, *arguments)
 
 
-def _in_group(rank: int, worker: Callable[..., None], folder: Path, *arguments: object) -> None:
+def _in_group(rank, worker, folder, *arguments):
     torch.set_num_threads(1)
     distributed.init_process_group(
         "gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2

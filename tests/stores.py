@@ -39,7 +39,7 @@ def served_by_mlflow(uri: str, log: Path, **options: Any) -> Iterator[Callable[.
     command = [sys.executable, "-m", "mlflow", "models", "serve", "--env-manager", "local"]
     command += ["--model-uri", uri, "--host", "127.0.0.1", "--port", str(port)]
 
-    def post(body: dict[str, Any]) -> Any:
+    def post(body):
         request = urllib.request.Request(
             f"{address}/invocations",
             json.dumps(body).encode(),

@@ -310,7 +310,7 @@ def prepare_in_process(
     return Prepared(folder)
 
 
-def _sorted_blocks(tables: list[pa.Table], keys: list[str], num_blocks: int) -> list[pa.Table]:
+def _sorted_blocks(tables, keys, num_blocks):
     rows = pa.concat_tables(tables).sort_by([(key, "ascending") for key in keys])
     cuts = np.linspace(0, len(rows), num_blocks + 1).astype(int)
     return [rows[a:b] for a, b in pairwise(cuts.tolist()) if b > a]
@@ -339,7 +339,7 @@ def running_postgres(programs: Path, port: int) -> Iterator[str]:
     """
     user = "postgres" if os.geteuid() == 0 else None
 
-    def run(program: str, *words: str) -> None:
+    def run(program, *words):
         command = [str(programs / program), "-D", f"{folder}/data", *words]
         with (folder / "log").open("ab") as log:
             subprocess.run(command, check=True, user=user, cwd=folder, stdout=log, stderr=log)
