@@ -413,7 +413,7 @@ def shared_store(prepared_bag, encoder_path, output) -> Any:
     """A store of retrievers that are bags, on ``output``."""
     from stores import Store
 
-    return Store(f"sqlite:///{output}/mlflow.db", output, prepared_bag, encoder_path)
+    return Store(output, prepared_bag, encoder_path)
 
 
 @pytest.fixture(scope="session")
@@ -439,10 +439,7 @@ def answered_here(monkeypatch):
 @pytest.fixture(scope="session")
 def logged_retriever(shared_store, dataset_path) -> str:
     """The URI of a retriever in the store of ``output``."""
-    from ramen_ray.tracking.registry import Registry, uri_of
-
-    run_id = shared_store.run(0.0, dataset_path)
-    return uri_of(Registry(shared_store.uri).find_logged(run_id, None)[1])
+    return shared_store.logged(0.0, dataset_path)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -22,6 +22,7 @@ from ramen_ray.method.model.dual_encoder import DualEncoder, load_model
 from ramen_ray.method.model.encoder import Encoder, TransformerEncoder, build_bag
 from ramen_ray.method.model.heads import Head
 from ramen_ray.method.retrieval.retriever_folder import RetrieverSettings, write_retriever
+from ramen_ray.tracking.addresses import sqlite_uri
 from ramen_ray.tracking.aliases import give, holder_of
 from ramen_ray.tracking.registry import LoggedRetriever, Registry, uri_of
 from ramen_ray.tracking.retriever import log_retriever
@@ -85,11 +86,14 @@ def choose(registry: Registry, name: str, run_id: str, model_id: str) -> str:
 class Store:
     """A store in which retrievers of several qualities are logged."""
 
-    uri: str
     output: Path
     data: Prepared
     encoder_path: Path
     build: Callable[[str], Encoder] = build_bag
+
+    @property
+    def uri(self) -> str:
+        return sqlite_uri(self.output)
 
     @property
     def client(self) -> MlflowClient:
@@ -124,6 +128,10 @@ class Store:
         run.log_metrics({"best/validation/R@10": 1 / (1 + noise)})
         run.close("FINISHED")
         return run.id
+
+    def logged(self, noise: float, dataset: Path) -> str:
+        """Log a run with a retriever; returns the retriever's URI."""
+        return uri_of(Registry(self.uri).find_logged(self.run(noise, dataset), None)[1])
 
     def champion(self, name: str, noise: float, dataset: Path) -> LoggedRetriever:
         """Log a run with a retriever, which becomes the champion of that name."""

@@ -20,7 +20,6 @@ from jobs import judge
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.orchestration.judge.judging import Judging
 from ramen_ray.orchestration.judge.page import JudgePage
-from ramen_ray.tracking.registry import Registry, uri_of
 
 NUM_QUERIES = 6
 
@@ -28,9 +27,7 @@ NUM_QUERIES = 6
 @pytest.fixture(scope="module")
 def models(store, dataset_path):
     """The URIs of two retrievers, the second worse."""
-    runs = [store.run(noise, dataset_path) for noise in (0.0, 1.5)]
-    registry = Registry(store.uri)
-    return [uri_of(registry.find_logged(run, None)[1]) for run in runs]
+    return [store.logged(noise, dataset_path) for noise in (0.0, 1.5)]
 
 
 @pytest.fixture

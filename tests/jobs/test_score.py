@@ -16,7 +16,7 @@ from written_out import plain
 from jobs import score
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.store.schemas import JUDGEMENTS
-from ramen_ray.tracking.registry import Registry, uri_of
+from ramen_ray.tracking.registry import Registry
 
 DEPTH = 3
 
@@ -24,9 +24,7 @@ DEPTH = 3
 @pytest.fixture(scope="module")
 def models(store, dataset_path):
     """The URIs of two retrievers."""
-    registry = Registry(store.uri)
-    runs = [store.run(noise, dataset_path) for noise in (0.0, 1.5)]
-    return [uri_of(registry.find_logged(run, None)[1]) for run in runs]
+    return [store.logged(noise, dataset_path) for noise in (0.0, 1.5)]
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ def store(empty_store, prepared_bag, encoder_path, tmp_path):
     output = tmp_path / "outputs"
     output.mkdir()
     shutil.copy(empty_store, output)
-    return Store(f"sqlite:///{output}/mlflow.db", output, prepared_bag, encoder_path)
+    return Store(output, prepared_bag, encoder_path)
 
 
 def test_a_moved_store_is_read_and_a_link_lets_it_be_written(store, dataset_path, done, tmp_path):
@@ -29,7 +29,7 @@ def test_a_moved_store_is_read_and_a_link_lets_it_be_written(store, dataset_path
     done(promote, run_id, "--name", "shop", "--output", store.output)
     before, now = store.output, tmp_path / "else where"
     before.rename(now)
-    there = Store(f"sqlite:///{now}/mlflow.db", now, store.data, store.encoder_path)
+    there = Store(now, store.data, store.encoder_path)
     registry = Registry(there.uri)
     for uri in (CHAMPION, "models:/shop/1", uri_of(registry.find_logged(run_id, None)[1])):
         assert registry.look_up(uri).run_id == run_id

@@ -22,8 +22,7 @@ from ramen_ray.tracking.registry import Registry
 
 @pytest.fixture(scope="module")
 def store(prepared, encoder_path, output):
-    uri = f"sqlite:///{output}/mlflow.db"
-    return Store(uri, output, prepared, encoder_path, build_transformer)
+    return Store(output, prepared, encoder_path, build_transformer)
 
 
 @pytest.fixture(scope="module")

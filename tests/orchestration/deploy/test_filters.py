@@ -74,7 +74,7 @@ def store(shop, encoder_path, output):
     data = prepare_in_process(
         Dataset(shop), shop.parent / "prepared", str(encoder_path), MAX_LENGTH, False
     )
-    store = Store(f"sqlite:///{output}/mlflow.db", output, data, encoder_path)
+    store = Store(output, data, encoder_path)
     store.champion("filtered", 0.0, shop)
     return store
 

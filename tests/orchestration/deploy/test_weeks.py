@@ -49,12 +49,11 @@ def weeks(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def stores(weeks, encoder_path, output, prepared_bag):
-    uri = f"sqlite:///{output}/mlflow.db"
     made = []
     for number, week in enumerate(weeks):
         folder = output / f"week-{number}"
         data = prepare_in_process(week, folder, str(encoder_path), MAX_LENGTH, False)
-        made.append(Store(uri, output, data, encoder_path))
+        made.append(Store(output, data, encoder_path))
     return made
 
 
