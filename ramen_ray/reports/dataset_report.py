@@ -1,6 +1,6 @@
 """The tables of a dataset's description."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from textwrap import shorten
 
 import numpy as np
@@ -30,33 +30,6 @@ PER_CENT = {"median": 50, "p90": 90, "p99": 99, "max": 100}
 
 Counted = tuple[str, int, int]
 """What is counted, how many there are, and of how many."""
-
-
-def summary(numbers: Mapping[str, float], anchor_sets: Iterable[str]) -> ReportTable:
-    """Lay out the numbers of RAMEN's Table 9."""
-    counts = [
-        *(count(numbers[key]) for key in ("num_train_queries", "num_ads", "num_test_queries")),
-        *(average(numbers[key]) for key in ("queries_per_ad", "clicks_per_query")),
-    ]
-    rows = [
-        [
-            name,
-            count(numbers[f"{name}_num_anchors"]),
-            average(numbers[f"{name}_anchors_per_query"]),
-            average(numbers[f"{name}_anchors_per_ad"]),
-        ]
-        for name in anchor_sets
-    ] or [["none", "", "", ""]]
-    blank = [""] * len(counts)
-    columns = ("train queries", "ads", "test queries", "queries per ad", "clicks per query")
-    return ReportTable(
-        "Summary",
-        (*columns, "anchor set", "anchors", "anchors per query", "anchors per ad"),
-        [[*counts, *rows[0]], *([*blank, *row] for row in rows[1:])],
-        text_columns=0,
-        note="The columns of Table 9 of the RAMEN paper. Averages are over all ads and all train "
-        "queries, including those without clicks or edges.",
-    )
 
 
 def splits(numbers: Mapping[str, float], clicks: Mapping[str, ClickCounts]) -> ReportTable:
@@ -131,13 +104,20 @@ def distributions(train: ClickCounts, edges: Mapping[str, EdgeCounts]) -> Report
         degrees.append((name, "anchor", of_set.per_anchor))
     return ReportTable(
         "Distributions",
-        ("of", "per", "mean", *PER_CENT),
+        ("of", "per", "nodes", "mean", *PER_CENT),
         [
-            [graph, per, average(values.mean()), *map(count, _quantiles(values))]
+            [
+                graph,
+                per,
+                count(len(values)),
+                average(values.mean()),
+                *map(count, _quantiles(values)),
+            ]
             for graph, per, values in degrees
         ],
         text_columns=2,
-        note="Clicks are train clicks; an anchor's edges are those to queries and to ads.",
+        note="Clicks are train clicks; an anchor's edges are those to queries and to ads. Means, "
+        "as in Table 9 of the RAMEN paper, are over all nodes, also without clicks or edges.",
     )
 
 

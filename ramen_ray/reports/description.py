@@ -21,7 +21,6 @@ from ramen_ray.reports.dataset_report import (
     samples,
     shares,
     splits,
-    summary,
     token_lengths,
 )
 from ramen_ray.reports.report_tables import ReportTable
@@ -33,7 +32,7 @@ class Description:
 
     note: str  # where the data is from, as far as ``dataset.json`` says so
     words: list[str]  # how large it is, and what its graphs promise
-    tables: list[ReportTable]  # summary first
+    tables: list[ReportTable]
 
 
 def describe(dataset: Dataset, encoder: str, max_length: int) -> Description:
@@ -51,7 +50,6 @@ def describe(dataset: Dataset, encoder: str, max_length: int) -> Description:
         statistics = dataset_statistics(dataset, clicks)
         signals = graph_signals(dataset, clicks, edges)
         tables = [
-            summary(statistics, dataset.anchor_sets),
             splits(statistics, clicks),
             shares(clicks, edges),
             distributions(clicks["train"], edges),

@@ -76,7 +76,13 @@ def _by_loops(dataset):
     ]
     counted = {"clicks": {"query": [len(ads) for ads in clicks["train"]], "ad": train}, **degrees}
     distributed = [
-        [name, per, f"{sum(counts) / len(counts):,.2f}", *_quantiles_by_counting(counts)]
+        [
+            name,
+            per,
+            f"{len(counts)}",
+            f"{sum(counts) / len(counts):,.2f}",
+            *_quantiles_by_counting(counts),
+        ]
         for name, of_set in counted.items()
         for per, counts in of_set.items()
     ]
@@ -174,7 +180,7 @@ def test_weights_and_the_zero_shot_split_are_counted(encoder_path, tmp_path):
         "novel_ads": pa.table({"ad_id": [0, 1]}),
     }
     dataset = write_dataset(tmp_path / "weighted", tables, name="weighted")
-    splits = describe(dataset, str(encoder_path), MAX_LENGTH).tables[1]
+    splits = describe(dataset, str(encoder_path), MAX_LENGTH).tables[0]
     assert splits.rows[0] == ["train", "2", "3", "1.50", "7.50"]
     assert splits.rows[-1] == ["zero_shot", "2", "3", "1.50", ""]
 
