@@ -33,11 +33,13 @@ def main() -> None:
     with logged_progress("loading libraries"):
         from ramen_ray.orchestration.tune.ablation import ablate
         from ramen_ray.reports.ablation_report import ablation_tables
+        from ramen_ray.reports.report_tables import show
     result = ablate(config, ablation)
-    for title, table in ablation_tables(result.variants).items():
-        print(f"\n{title}\n\n{table}")
-    print("\n" + "\n".join(result.sentences))
-    print(f"\n{looking_at(result.report, result.run)}")
+    for table in ablation_tables(result.variants):
+        show(table)
+    for sentence in result.sentences:
+        print(sentence)
+    print(looking_at(result.report, result.run))
     print(f"next:    {training_command(result.config)}")
 
 

@@ -41,8 +41,9 @@ def main() -> None:
         RunDirectory.of(settings.output, settings.name, SEARCHES).refuse_taken({})
     with logged_progress("loading libraries"):
         from ramen_ray.orchestration.tune.recommend import recommend
+        from ramen_ray.reports.report_tables import show
     result = recommend(settings)
-    print(f"\n{result.table}\n")
+    show(result.table)
     for sentence in result.sentences:
         print(sentence)
     print(looking_at(result.report, result.run))

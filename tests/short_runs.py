@@ -13,7 +13,6 @@ from torch import distributed, nn
 
 from ramen_ray.config import RunConfig
 from ramen_ray.data.prepared.folder import Prepared
-from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.model.dual_encoder import DualEncoder, load_model
 from ramen_ray.method.model.encoder import Encoder, build_bag, build_transformer
 from ramen_ray.method.objectives.terms import Objective
@@ -127,11 +126,9 @@ def train_here(train: Callable[[Any], Any], *_: object, **context: Any) -> Any:
 def fit_here(config: RunConfig, **context: Any) -> Any:
     """Fit in this process; returns a TrainResult."""
     from ramen_ray.orchestration.run.fit import fit_on
-    from ramen_ray.orchestration.run.identity import identity_of
+    from ramen_ray.orchestration.run.identity import Inputs
 
-    dataset = Dataset(config.dataset)
-    made_from = identity_of(config, dataset)
-    return fit_on(dataset, config, made_from, partial(train_here, **context))
+    return fit_on(Inputs.of(config), partial(train_here, **context))
 
 
 def run_two_workers(worker: Callable[..., None], folder: Path, *arguments: object) -> None:

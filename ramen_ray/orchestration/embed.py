@@ -1,7 +1,7 @@
 """Embeddings of the texts of tables, written into one file by tasks."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -105,27 +105,18 @@ def embed_distinct(
     return [TextEmbeddings(embeddings, places) for places in positions]
 
 
-@dataclass(frozen=True)
-class _Batch:
-    """Rows ``start`` to ``stop`` of a table; ``first`` is where their embeddings begin."""
-
-    table: TableRows
-    start: int
-    stop: int
-    first: int
-
-    def __str__(self) -> str:
-        return f"embedding of {self.table.table}, texts from {self.start}"
+Batch = tuple[int, TableRows]
+"""Where the embeddings of some rows begin in the file, and the rows."""
 
 
-def _batches(tables: Sequence[TableRows]) -> list[_Batch]:
+def _batches(tables: Sequence[TableRows]) -> list[Batch]:
     batches = []
     first = 0
     for table in tables:
         for start in range(0, len(table.rows), TEXTS_PER_BATCH):
-            stop = min(start + TEXTS_PER_BATCH, len(table.rows))
-            batches.append(_Batch(table, start, stop, first))
-            first += stop - start
+            rows = table.rows[start : start + TEXTS_PER_BATCH]
+            batches.append((first, replace(table, rows=rows)))
+            first += len(rows)
     return batches
 
 
@@ -139,24 +130,24 @@ class _Work:
     part: Part | None
     attempts: Path  # a folder for marks of attempts
 
-    def embed_all(self, batches: list[_Batch]) -> None:
+    def embed_all(self, batches: list[Batch]) -> None:
         model = None
-        for batch in batches:
-            with limited_attempts(self.attempts, str(batch)):
+        for first, table in batches:
+            what = f"embedding of {table.table}, texts from {table.rows[0]}"
+            with limited_attempts(self.attempts, what):
                 model = model or self._load()
-                self._embed(batch, model)
+                self._embed(first, table, model)
 
     def _load(self) -> DualEncoder:
         torch.set_num_threads(self.resources.num_threads)
         device = "cuda" if self.resources.num_gpus else "cpu"
         return load_model(self.model, part=self.part).to(device)
 
-    def _embed(self, batch: _Batch, model: DualEncoder) -> None:
-        chosen = np.asarray(batch.table.rows[batch.start : batch.stop])
+    def _embed(self, first: int, table: TableRows, model: DualEncoder) -> None:
         use_bf16 = self.resources.use_bf16 and self.resources.num_gpus > 0
-        view = {"queries": model.embed_queries, "ads": model.embed_ads}[batch.table.view]
-        embeddings = view(TokenTable.open(batch.table.table), chosen, use_bf16)
+        view = {"queries": model.embed_queries, "ads": model.embed_ads}[table.view]
+        embeddings = view(TokenTable.open(table.table), np.asarray(table.rows), use_bf16)
         rows = np.load(self.file, mmap_mode="r")
         with self.file.open("r+b") as opened:  # closing it shows other machines what was written
-            opened.seek(rows.offset + batch.first * rows.strides[0])
+            opened.seek(rows.offset + first * rows.strides[0])
             opened.write(np.ascontiguousarray(embeddings, rows.dtype).data)

@@ -2,13 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from ramen_ray.method.metrics.comparison import in_points
 from ramen_ray.method.metrics.ranking import HEADLINES
-from ramen_ray.reports.report_tables import ReportTable, as_list, as_markdown
-
-TABLES_FILE = "ablation.md"
+from ramen_ray.reports.report_tables import ReportTable
 
 
 @dataclass(frozen=True)
@@ -23,18 +20,8 @@ class VariantFigures:
     seconds_ratio: float
 
 
-def write_ablation_report(
-    folder: Path, variants: Mapping[str, VariantFigures], sentences: list[str]
-) -> None:
-    """Write the sentences and tables as Markdown into ``folder``."""
-    folder.mkdir(exist_ok=True)
-    parts = {"What it says": as_list(sentences), **ablation_tables(variants)}
-    said = [f"## {title}\n\n{part}\n" for title, part in parts.items()]
-    (folder / TABLES_FILE).write_text("\n".join(said))
-
-
-def ablation_tables(variants: Mapping[str, VariantFigures]) -> dict[str, str]:
-    """Return Markdown tables of the variants, by title: per cent, and differences in points."""
+def ablation_tables(variants: Mapping[str, VariantFigures]) -> list[ReportTable]:
+    """Return tables of the variants: per cent, and differences in points."""
     metrics = next(iter(variants.values())).means
     values = []
     differences = []
@@ -45,12 +32,12 @@ def ablation_tables(variants: Mapping[str, VariantFigures]) -> dict[str, str]:
             gains = [_difference(figures.gains[name]) for name in metrics]
             differences.append([f"{variant} over {figures.base}", *gains])
     columns = ["variant", *metrics]
-    of_values = ReportTable("", [*columns, "train seconds / base"], values)
-    of_differences = ReportTable("", columns, differences)
-    return {
-        "Test split (%, means over seeds)": as_markdown(of_values),
-        "Differences (points, 95 % interval over queries and seeds)": as_markdown(of_differences),
-    }
+    title = "Differences (points, 95 % interval over queries and seeds)"
+    with_seconds = [*columns, "train seconds / base"]
+    return [
+        ReportTable("Test split (%, means over seeds)", with_seconds, values),
+        ReportTable(title, columns, differences),
+    ]
 
 
 def verdict(variants: Mapping[str, VariantFigures]) -> list[str]:

@@ -49,10 +49,11 @@ def show(report: ReportTable, width: int = 110) -> None:
 
 
 def as_markdown(table: ReportTable) -> str:
-    """Return the columns and rows of a table as Markdown."""
+    """Return a table as Markdown, below its title, if it has one."""
     num_numbers = len(table.columns) - table.text_columns
     rules = ["---"] * table.text_columns + ["--:"] * num_numbers
-    return "\n".join(f"| {' | '.join(row)} |" for row in (table.columns, rules, *table.rows))
+    rows = [f"| {' | '.join(row)} |" for row in (table.columns, rules, *table.rows)]
+    return "\n".join([f"## {table.title}\n"] * bool(table.title) + rows)
 
 
 def as_list(sentences: Iterable[str]) -> str:

@@ -16,7 +16,7 @@ from optuna.trial import create_trial
 
 from ramen_ray.method.metrics.comparison import Difference, in_points
 from ramen_ray.method.metrics.ranking import HEADLINES
-from ramen_ray.reports.report_tables import ReportTable, as_list, as_markdown
+from ramen_ray.reports.report_tables import ReportTable, as_markdown
 
 TRIALS_FILE = "trials.csv"
 BEST_FILE = "best_command.txt"
@@ -179,8 +179,8 @@ def plot_effects(
 
 def candidates_table(
     candidates: Mapping[str, TrialRecord], gains: Mapping[str, Mapping[str, Difference]]
-) -> str:
-    """Return a Markdown table of candidates, and how far they are behind the chosen one."""
+) -> ReportTable:
+    """Lay out candidates, and how far they are behind the chosen one."""
     rows = []
     for name, trial in candidates.items():
         reached = [f"{100 * trial.metrics[metric]:.2f}" for metric in HEADLINES]
@@ -191,7 +191,7 @@ def candidates_table(
         rows.append([name, *reached, *behind, f"{trial.epochs:g}", f"{trial.seconds:.0f}", end])
     columns = ["candidate", *(f"validation {metric}" for metric in HEADLINES)]
     columns += [*(f"{metric} behind" for metric in HEADLINES), "epochs", "seconds", ""]
-    return as_markdown(ReportTable("", columns, rows))
+    return ReportTable("", columns, rows)
 
 
 def verdict(
@@ -224,9 +224,3 @@ def verdict(
             f"trains them to the end"
         )
     return sentences
-
-
-def write_recommendation(folder: Path, table: str, sentences: list[str]) -> None:
-    """Write the table with the sentences as Markdown."""
-    folder.mkdir(exist_ok=True)
-    (folder / "recommendation.md").write_text(f"{table}\n\n{as_list(sentences)}\n")

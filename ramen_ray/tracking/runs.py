@@ -102,10 +102,10 @@ class Run:
         points = [(name, value, step) for name, value in metrics.items()]
         self.client.log_batch(self.id, metrics=mlflow_metrics(points, model_id=model_id))
 
-    def log_artifacts(self, path: Path, folder: str | None = None) -> None:
-        """Upload a file, or the content of a folder, into the run's artifact ``folder``."""
+    def log_artifacts(self, path: Path) -> None:
+        """Upload a file, or the content of a folder."""
         log = self.client.log_artifacts if path.is_dir() else self.client.log_artifact
-        log(self.id, str(path), folder)
+        log(self.id, str(path))
 
     def log_first_artifact(self, file: Path) -> None:
         """Upload a file early, to see before hours of training that it can be; or TrackingError."""

@@ -10,7 +10,7 @@ from support import prepare_in_process
 from ramen_ray.config import overlay
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.training import step
-from ramen_ray.orchestration.run.identity import identity_of
+from ramen_ray.orchestration.run.identity import Inputs
 from ramen_ray.orchestration.run.processes import only_worker
 from ramen_ray.orchestration.run.worker import WorkerTask
 from ramen_ray.tracking.addresses import tracking_uri
@@ -50,9 +50,8 @@ def test_an_interrupted_run_goes_on_to_the_same_numbers(
         tracked = open_run(tracking_uri(output), config.experiment, name, output)
         folder = tmp_path / name
         folder.mkdir(exist_ok=True)
-        made_from = identity_of(config, Dataset(config.dataset))
         edges = data.path / "edges"
-        task = WorkerTask(config, data.path, edges, folder, tracked, made_from)
+        task = WorkerTask(Inputs.of(config), data.path, edges, folder, tracked)
         return task.train(replace(only_worker(on_report), device=torch.device(DEVICE))).metrics
 
     devices = set()

@@ -11,19 +11,17 @@ import faiss
 import ray
 import torch
 
-from ramen_ray.config import EncoderConfig, RunConfig
 from ramen_ray.data.arrays import Int64s, map_array
 from ramen_ray.data.prepared.csr import Csr
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.method.graph.pruning import prune
 from ramen_ray.method.model.dual_encoder import load_model
-from ramen_ray.method.model.sentence_folder import open_encoder
 from ramen_ray.method.retrieval.search import TopK, costs_too_much, search
-from ramen_ray.method.retrieval.shards import BYTES_PER_NUMBER, embedded_shards, shard_ranges
+from ramen_ray.method.retrieval.shards import embedded_shards
 from ramen_ray.method.retrieval.shortlists import keep_shortlists, write_shortlists
 from ramen_ray.method.sampling.batches import SamplingSources
 from ramen_ray.method.sampling.training_data import Regularizer, open_graphs
-from ramen_ray.orchestration.background.task import BackgroundTask, Schedule, TaskContext, Work
+from ramen_ray.orchestration.background.task import Work
 from ramen_ray.orchestration.cluster.resources import free_share
 from ramen_ray.orchestration.embed import (
     EmbeddingResources,
@@ -70,30 +68,6 @@ class GraphPruning(Work):
     def take(self, folder: Path, sources: SamplingSources) -> SamplingSources:
         """Draw from the graphs that a call wrote into ``folder``."""
         return replace(sources, graphs=open_graphs(folder, self.regularizers))
-
-
-def pruning_task(config: RunConfig, context: TaskContext) -> BackgroundTask | None:
-    """Return the task that prunes a run's graph; None if the run does not prune."""
-    settings = config.pruning
-    if settings.mode == "never" or not context.regularizers:
-        return None
-    wait = settings.mode == "synchronous"
-    pruning = GraphPruning(
-        context.data,
-        context.edges,
-        context.regularizers,
-        settings.prune_threshold,
-        context.use_bf16,
-        num_threads=config.workers.cpus_per_worker if wait else 1,  # the workers' CPUs are free
-    )
-    first = settings.warmup_epochs
-    every = settings.every_epochs
-    epochs = config.training.epochs
-    steps_per_epoch = context.steps_per_epoch
-    schedule = Schedule(first, every, epochs, steps_per_epoch, wait, "pruning.mode")
-    return BackgroundTask(
-        "graph", context.folder / "graphs", pruning, schedule, True, context.local
-    )
 
 
 @dataclass(frozen=True)
@@ -149,34 +123,3 @@ class ShortlistMining(Work):
         for made in folder.glob(f"{file.stem}*"):
             made.unlink()
         return figures
-
-
-def shortlist_task(config: RunConfig, context: TaskContext) -> BackgroundTask | None:
-    """Return the task that makes a run's shortlists; None if the run has none."""
-    base = config.base
-    workers = config.workers
-    if base.parts.hard_negatives == "none":
-        return None
-    wait = base.refresh_mode == "synchronous"
-    num_ads = len(Prepared(context.data).candidates("validation"))
-    bytes_of_ad = embedding_dim(config.encoder) * BYTES_PER_NUMBER
-    needs_shards = len(shard_ranges(num_ads, bytes_of_ad, workers.gb_per_shard)) > 1
-    mining = ShortlistMining(
-        context.data,
-        base.parts.shortlist_size,
-        context.use_bf16,
-        num_threads=workers.cpus_per_worker if wait else 1,  # the workers' CPUs are free
-        gb_per_shard=workers.gb_per_shard if needs_shards else None,
-    )
-    every = base.refresh_every
-    epochs = config.training.epochs
-    steps_per_epoch = context.steps_per_epoch
-    schedule = Schedule(every, every, epochs, steps_per_epoch, wait, "base.refresh_mode")
-    folder = context.folder / "shortlists"
-    return BackgroundTask("shortlists", folder, mining, schedule, needs_shards, context.local)
-
-
-def embedding_dim(config: EncoderConfig) -> int:
-    """Return the width of an encoder's embeddings, without loading its weights."""
-    folder = open_encoder(config.pretrained, config.kind)
-    return config.dim or config.projection_dim or folder.dense_dim or folder.width

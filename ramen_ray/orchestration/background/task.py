@@ -24,7 +24,6 @@ from ramen_ray.errors import UserError, is_disk_full
 from ramen_ray.method.distributed import from_first_worker, is_first_worker
 from ramen_ray.method.model.dual_encoder import copy_model
 from ramen_ray.method.sampling.batches import SamplingSources
-from ramen_ray.method.sampling.training_data import Regularizer
 from ramen_ray.orchestration.cluster.local_folder import LocalFolder
 from ramen_ray.orchestration.cluster.resources import as_task, free_share
 
@@ -61,12 +60,15 @@ class Schedule:
     wait: bool
     wait_flag: str = ""
 
-    def is_due(self, step: int, newest: int) -> bool:
-        """Say whether to compute from the checkpoint of ``step``, after ``newest``, -1 for none."""
-        epoch = step // self.steps_per_epoch
-        taken_at = epoch if self.wait else epoch + 1
+    def epochs_late(self, step: int, newest: int) -> int:
+        """Return for how many epochs a result has been due after ``newest``, -1 for none."""
         due = self.first if newest < 0 else newest // self.steps_per_epoch + self.every
-        return due <= epoch and taken_at < self.num_epochs
+        return step // self.steps_per_epoch - due
+
+    def is_due(self, step: int, newest: int) -> bool:
+        """Say whether to compute from the checkpoint of ``step``."""
+        taken_at = step // self.steps_per_epoch + (not self.wait)
+        return self.epochs_late(step, newest) >= 0 and taken_at < self.num_epochs
 
 
 class Work(Protocol):
@@ -77,19 +79,6 @@ class Work(Protocol):
 
     def take(self, folder: Path, sources: SamplingSources) -> SamplingSources:
         """Return the state of the draws, changed to use the result in ``folder``."""
-
-
-@dataclass(frozen=True)
-class TaskContext:
-    """What tasks need to know about their run."""
-
-    data: Path  # prepared
-    edges: Path  # of the graphs that the run began with
-    regularizers: list[Regularizer]
-    folder: Path
-    steps_per_epoch: int
-    use_bf16: bool  # where there is a GPU
-    local: LocalFolder  # with this machine's copies of results
 
 
 @dataclass
@@ -107,8 +96,6 @@ class BackgroundTask:
     local: LocalFolder = field(default_factory=LocalFolder)  # has a copy of the result in use
     taken: int | None = None  # step of the checkpoint that the result in use was made from
     waited_s: float = 0.0  # seconds that training has waited for results so far
-    # the newest result when another became due (-1 for none), and the step at which it did
-    due: tuple[int, int] | None = None
     _task: ray.ObjectRef | None = field(default=None, init=False)
 
     def result(self, step: int) -> Path:
@@ -148,13 +135,11 @@ class BackgroundTask:
     @property
     def progress(self) -> dict[str, Any]:
         """What a checkpoint keeps of this task."""
-        return {"taken": self.taken, "waited_s": self.waited_s, "due": self.due}
+        return {"taken": self.taken, "waited_s": self.waited_s}
 
     def restore(self, progress: dict[str, Any], sources: SamplingSources) -> SamplingSources:
         """Take the result that was in use when :attr:`progress` was kept, an older one, or none."""
         self.waited_s = progress["waited_s"]
-        due = progress.get("due")
-        self.due = None if due is None else (due[0], due[1])
         if progress["taken"] is None:
             return sources
         step = self._newest_intact(progress["taken"])
@@ -183,19 +168,16 @@ class BackgroundTask:
 
         Attempts that failed, and processes that were interrupted, count too.
         """
-        newest = self._newest
         schedule = self.schedule
-        if self.due is None or self.due[0] != newest:
-            self.due = (newest, step) if schedule.is_due(step, newest) else None
-            return 0
-        epochs = (step - self.due[1]) // schedule.steps_per_epoch
+        epochs = max(schedule.epochs_late(step, self._newest), 0)
         is_last = self.taken is None and step // schedule.steps_per_epoch == schedule.num_epochs - 1
         return epochs if epochs % schedule.every == 0 or is_last else 0
 
     def _wait_for_late(self, step: int, epochs: int) -> None:
         # Epochs of seconds on a GPU would all be over before a task's process has started.
+        before = self._newest
         self._wait(step, PATIENCE_S)
-        if from_first_worker(self.due is not None and self._newest != self.due[0]):
+        if from_first_worker(self._newest != before):
             return
         share = "leave them a CPU (workers.num_workers, workers.cpus_per_worker)"
         if self.local.device.type == "cuda":

@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import chain, count
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ramen_ray.config import RunConfig, flatten, read_config, write_config
 from ramen_ray.data.store.made_folder import folder_lock, read_json, write_json
@@ -18,6 +18,9 @@ from ramen_ray.naming import joined_name, short_hash
 from ramen_ray.orchestration.run.changes import differences, removals
 from ramen_ray.presets import used_sets
 from ramen_ray.tracking.runs import Run, open_run
+
+if TYPE_CHECKING:
+    from ramen_ray.orchestration.run.identity import Inputs
 
 WHERE_IT_RUNS = {
     "dataset",
@@ -199,12 +202,13 @@ def refuse_anothers(checkpoint: Path, theirs: Mapping[str, Any], ours: Mapping[s
     refuse_other(theirs, ours, f"{checkpoint} is another run's", advice)
 
 
-def refuse_another_runs(checkpoint: Path, config: RunConfig, made_from: Identity) -> None:
+def refuse_another_runs(checkpoint: Path, inputs: "Inputs") -> None:
     """Raise a RunError if a checkpoint is of other settings, or made from something else."""
+    config = inputs.config
     settings = deciding_settings(read_config(checkpoint / CONFIG_FILE))
     refuse_anothers(checkpoint, settings, deciding_settings(config))
     before = read_json(checkpoint / IDENTITY_FILE)
-    _refuse_changed(checkpoint, before, made_from, config.dataset, config.allow_changed)
+    _refuse_changed(checkpoint, before, inputs.made_from, config.dataset, config.allow_changed)
 
 
 def _refuse_changed(
@@ -258,10 +262,8 @@ def experiment_hash(config: RunConfig, dataset_fingerprint: str) -> str:
 
 
 @contextmanager
-def open_run_directory(
-    config: RunConfig, dataset_name: str, made_from: Identity
-) -> Iterator[RunDirectory]:
-    """Find the run that ``config`` starts or resumes, and lock it until the ``with`` block ends.
+def open_run_directory(inputs: "Inputs") -> Iterator[RunDirectory]:
+    """Find the run to start or resume, and lock it until the ``with`` block ends.
 
     Without a name, the same configuration on the same data resumes an interrupted run, or starts a
     new one (with a number after its name) if all earlier ones are finished or in use.
@@ -270,8 +272,8 @@ def open_run_directory(
         RunError: the name is taken by a finished or active run, or by one with a different
             configuration, or made from something else; the message lists what differs.
     """
-    key = experiment_hash(config, made_from["dataset"])
-    default = config.name or default_name(config, dataset_name, key)
+    config = inputs.config
+    default = config.name or default_name(inputs)
     for name in chain([default], (f"{default}-{number}" for number in count(2))):
         directory = RunDirectory.of(config.output, name)
         is_made_here = directory.create()
@@ -279,9 +281,9 @@ def open_run_directory(
         with folder_lock(path) as is_ours:
             if is_ours and not directory.is_finished:
                 with told_how_to_go_on(path), _undone_on_early_failure(path, is_made_here):
-                    _refuse_another(directory, config, made_from)
+                    _refuse_another(directory, inputs)
                     write_config(config, path / CONFIG_FILE)  # anew: the file may be damaged
-                    directory.note(plan=deciding_settings(config), made_from=made_from)
+                    directory.note(plan=deciding_settings(config), made_from=inputs.made_from)
                     yield directory
                 return
         reason = "is finished" if is_ours else "is in use by another process"
@@ -289,21 +291,24 @@ def open_run_directory(
             raise RunError(f"the run {name!r} in {path.parent} {reason}; choose another name")
 
 
-def default_name(config: RunConfig, dataset_name: str, key: str) -> str:
-    """Name a run after what is trained, as in ``shop-bag-unidec-graph-`` and its ``key``."""
+def default_name(inputs: "Inputs") -> str:
+    """Name a run after what is trained, as in ``shop-bag-unidec-graph-`` and a hash of it all."""
+    config = inputs.config
     has_graph = ["graph"] if used_sets(config) else []
-    return joined_name(dataset_name, config.encoder.kind, config.base.kind, *has_graph, key)
+    key = experiment_hash(config, inputs.made_from["dataset"])
+    kinds = config.encoder.kind, config.base.kind
+    return joined_name(inputs.dataset.name, *kinds, *has_graph, key)
 
 
-def finished_run(config: RunConfig, made_from: Identity) -> RunDirectory | None:
-    """Return the folder of the run that ``config`` names; None if it is not finished.
+def finished_run(inputs: "Inputs") -> RunDirectory | None:
+    """Return the folder of the run that a configuration names; None if it is not finished.
 
     Raises a RunError if it has other settings or data, or is made from something else.
     """
-    directory = RunDirectory.of(config.output, str(config.name))
+    directory = RunDirectory.of(inputs.config.output, str(inputs.config.name))
     if not directory.is_finished:
         return None
-    _refuse_another(directory, config, made_from)
+    _refuse_another(directory, inputs)
     return directory
 
 
@@ -329,10 +334,11 @@ def _undone_on_early_failure(path: Path, is_made_here: bool) -> Iterator[None]:
         raise
 
 
-def _refuse_another(directory: RunDirectory, config: RunConfig, made_from: Identity) -> None:
+def _refuse_another(directory: RunDirectory, inputs: "Inputs") -> None:
     """Refuse the folder of a run of other settings, or made from something else."""
+    config = inputs.config
     directory.refuse_another(deciding_settings(config), "run")
-    directory.refuse_changed(made_from, config.dataset, config.allow_changed)
+    directory.refuse_changed(inputs.made_from, config.dataset, config.allow_changed)
 
 
 def deciding_settings(config: RunConfig) -> dict[str, Any]:

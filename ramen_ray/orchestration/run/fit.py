@@ -8,7 +8,6 @@ from pathlib import Path
 
 from ramen_ray.config import RunConfig, WorkersConfig, flatten
 from ramen_ray.data.prepared.folder import Prepared
-from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.store.made_folder import in_use
 from ramen_ray.errors import shown_path
 from ramen_ray.method.model.dual_encoder import ENCODER_FOLDER
@@ -18,26 +17,24 @@ from ramen_ray.orchestration.run.changes import TABLES
 from ramen_ray.orchestration.run.checkpoints import keep_intact_checkpoints
 from ramen_ray.orchestration.run.directory import (
     CONFIG_FILE,
-    Identity,
     RunDirectory,
     finished_run,
     open_run_directory,
     refuse_another_runs,
     started_from,
 )
-from ramen_ray.orchestration.run.identity import identity_of
+from ramen_ray.orchestration.run.identity import Inputs
 from ramen_ray.orchestration.run.inputs import (
     check_config,
     edges_to_train,
     note_carried,
     note_untestable,
     prepared_data,
-    resolved,
 )
 from ramen_ray.orchestration.run.processes import Train, train_in_all_workers
 from ramen_ray.orchestration.run.worker import Metrics, WorkerResult, WorkerTask
 from ramen_ray.tracking.addresses import tracking_uri
-from ramen_ray.tracking.runs import Run
+from ramen_ray.tracking.runs import Run, prefixed
 
 logger = logging.getLogger(__name__)
 
@@ -74,31 +71,25 @@ def fit(config: RunConfig) -> TrainResult:
         DivergedError: losses or weights are no longer finite; no retriever is logged.
         DamagedError: a checkpoint is damaged while it is in use; the same call goes on without it.
     """
-    config = resolved(config)
-    dataset = Dataset(config.dataset)
-    return fit_on(dataset, config, identity_of(config, dataset), train_in_all_workers)
+    return fit_on(Inputs.of(config), train_in_all_workers)
 
 
-def fit_on(
-    dataset: Dataset,
-    config: RunConfig,
-    made_from: Identity,
-    run_workers: RunWorkers,
-    parent: Run | None = None,
-) -> TrainResult:
+def fit_on(inputs: Inputs, run_workers: RunWorkers, parent: Run | None = None) -> TrainResult:
     """Train a run on an opened dataset, which others cannot change meanwhile; see :func:`fit`.
 
-    ``made_from`` is what the caller found. The ``parent`` in MLflow has seen to Ray's resources.
+    The ``parent`` in MLflow has seen to Ray's resources.
     """
+    config = inputs.config
+    dataset = inputs.dataset
     output = Path(config.output)
     uri = tracking_uri(output) if parent is None else parent.uri
-    if config.name is not None and (done := finished_run(config, made_from)) is not None:
+    if config.name is not None and (done := finished_run(inputs)) is not None:
         logger.info("finished already: %s; --name begins another run", shown_path(done.path))
         return _result_of(done, tracking_uri(output), config)
     check_config(config, dataset)
-    with in_use(dataset.path), open_run_directory(config, dataset.name, made_from) as directory:
+    with in_use(dataset.path), open_run_directory(inputs) as directory:
         for checkpoint in keep_intact_checkpoints(directory.path):
-            refuse_another_runs(checkpoint.folder, config, made_from)
+            refuse_another_runs(checkpoint.folder, inputs)
         run = directory.open_run(uri, config.experiment, output, parent)
         with run.closing(nested=parent is not None):
             run.log_first_artifact(directory.path / CONFIG_FILE)
@@ -110,17 +101,17 @@ def fit_on(
                 "data:    %s\nrun:     %s", *map(shown_path, (dataset.path, directory.path))
             )
             data = prepared_data(config, dataset)
-            note_carried(config, dataset, directory.path)
+            note_carried(inputs, directory.path)
             edges = edges_to_train(config, data)
             note_untestable(config, data, edges)
-            _log_inputs(run, config, dataset, data, made_from)
-            task = WorkerTask(config, data.path, edges, directory.path, run, made_from)
+            _log_inputs(run, inputs, data)
+            task = WorkerTask(inputs, data.path, edges, directory.path, run)
             trained = run_workers(task.train, config.workers, directory.path)
             run.log_metrics({"startup_s": trained.first_step_at - opened_at})
             # imported here, so that training does not wait for what only its end needs
             from ramen_ray.orchestration.run.results import log_results
 
-            log_results(task, trained, dataset, data)
+            log_results(task, trained, data)
         directory.note(
             finished=True,
             best_checkpoint=trained.best_checkpoint.name,
@@ -138,11 +129,10 @@ def _result_of(done: RunDirectory, uri: str, config: RunConfig) -> TrainResult:
     return TrainResult(done.notes["metrics"], encoder, done.path, run, started_from(config))
 
 
-def _log_inputs(
-    run: Run, config: RunConfig, dataset: Dataset, data: Prepared, made_from: Identity
-) -> None:
+def _log_inputs(run: Run, inputs: Inputs, data: Prepared) -> None:
+    made_from = inputs.made_from
     statistics = data.metadata["statistics"]
-    run.log_dataset(dataset.name, made_from["dataset"], dataset.path, statistics)
-    parameters = {**flatten(config), **{f"dataset.{k}": v for k, v in statistics.items()}}
+    run.log_dataset(inputs.dataset.name, made_from["dataset"], inputs.dataset.path, statistics)
+    parameters = flatten(inputs.config) | prefixed("dataset.", statistics)
     tags = {f"made_from.{name}": part for name, part in made_from.items() if name != TABLES}
     run.log_parameters(parameters, {"dataset": data.metadata["name"], **tags})

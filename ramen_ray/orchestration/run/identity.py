@@ -1,24 +1,36 @@
 """What a run is made from besides its settings, and whether that is still the same."""
 
 from collections.abc import Container, Iterator, Mapping
+from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import ramen_ray
-from ramen_ray.config import RunConfig, flatten, read_config
+from ramen_ray.config import RunConfig, flatten, overlay, read_config, with_absolute_paths
 from ramen_ray.data.store.dataset import Dataset
-from ramen_ray.data.store.made_folder import content_digest, read_json
-from ramen_ray.method.model.dual_encoder import CLASSIFIER_FOLDER, ENCODER_FOLDER
+from ramen_ray.data.store.made_folder import (
+    content_digest,
+    made_once,
+    owned_folder,
+    read_json,
+    write_json,
+)
+from ramen_ray.method.model.dual_encoder import CLASSIFIER_FOLDER, ENCODER_FOLDER, copy_model
 from ramen_ray.method.model.pretrained import content_of
+from ramen_ray.method.model.sentence_folder import open_encoder
 from ramen_ray.orchestration.run.changes import TABLES, differences, removals
 from ramen_ray.orchestration.run.directory import (
     CONFIG_FILE,
     IDENTITY_FILE,
     Identity,
+    RunDirectory,
     RunError,
+    run_with_id,
 )
+from ramen_ray.tracking.addresses import tracking_uri
+from ramen_ray.tracking.runs import MODELS
 
 if TYPE_CHECKING:
     from ramen_ray.tracking.registry import LoggedRetriever, Registry
@@ -42,7 +54,7 @@ def identity_of(config: RunConfig, dataset: Dataset) -> Identity:
         "encoder": content_of(config.encoder.pretrained),
     }
     classifiers = Path(config.encoder.pretrained).parent / CLASSIFIER_FOLDER
-    if config.base.parts.heads == "classifier" and classifiers.is_dir():
+    if classifiers.is_dir():
         parts["classifiers"] = content_of(str(classifiers))
     return {**parts, **software()}
 
@@ -98,6 +110,67 @@ def check_meanwhile(expected: Identity, now: Identity, dataset: str | Path = "")
             f"what is trained on has changed meanwhile: {changed}; put it back"
             f"{removals(expected, now, dataset)}, and run the same command again"
         )
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """A run's configuration, the dataset that it names, and all that these are made from."""
+
+    config: RunConfig
+    dataset: Dataset
+    made_from: Identity
+
+    @classmethod
+    def of(cls, config: RunConfig) -> "Inputs":
+        """Resolve a configuration, and look at what it names before any of that is read.
+
+        Raises a DatasetError, EncoderError, RunError, RegistryError or TrackingError.
+        """
+        config = resolved(config)
+        dataset = Dataset(config.dataset)
+        return cls(config, dataset, identity_of(config, dataset))
+
+    def check_still(self) -> None:
+        """Raise a RunError if the configuration names something else by now."""
+        now = identity_of(self.config, Dataset(self.config.dataset))
+        check_meanwhile(self.made_from, now, self.config.dataset)
+
+
+def resolved(config: RunConfig) -> RunConfig:
+    """Make paths absolute, and name the folder of an encoder that a run or MLflow has.
+
+    Raises a RunError, RegistryError or TrackingError if there is none.
+    """
+    name = config.encoder.pretrained
+    folder = Path(name).expanduser().absolute()
+    if name.startswith(MODELS):
+        folder = _folder_of_model(name, Path(config.output))
+    if RunDirectory(folder).is_run:
+        folder = RunDirectory(folder).best_checkpoint
+    if (encoder := folder / ENCODER_FOLDER).is_dir():  # we have saved it, and know what it is
+        kind = open_encoder(str(encoder)).kind
+        config = overlay(config, {"encoder.pretrained": str(encoder), "encoder.kind": kind})
+    elif folder.is_dir():
+        config = overlay(config, {"encoder.pretrained": str(folder)})
+    return with_absolute_paths(config)
+
+
+def _folder_of_model(uri: str, output: Path) -> Path:
+    """Return a folder with the encoder of a model: that of the run that trained it, or a copy."""
+    from ramen_ray.tracking.registry import Registry  # takes a second
+
+    registry = Registry(tracking_uri(output))
+    retriever = registry.look_up(uri)
+    if (directory := run_with_id(output, registry.trained_by(retriever))) is not None:
+        return directory.path  # which has classifiers too
+    kept = output.absolute() / "encoders" / retriever.model_id
+    with made_once(kept) as aside:
+        if aside is not None:
+            with owned_folder() as copied:
+                copy_model(registry.download(retriever.uri, copied), aside)
+            before = training_data(registry, retriever)
+            write_json(aside / TRAINED_ON_FILE, before)
+    return kept
 
 
 @cache

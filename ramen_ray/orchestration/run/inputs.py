@@ -13,18 +13,16 @@ from ramen_ray.config import (
     EncoderConfig,
     RunConfig,
     check_epochs,
-    overlay,
     read_config,
-    with_absolute_paths,
 )
 from ramen_ray.data.arrays import Int64s
 from ramen_ray.data.checks.structure import check_structure
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import WHILE_READ, Dataset, DatasetError, open_unchanged
-from ramen_ray.data.store.made_folder import made_once, owned_folder, read_json, write_json
+from ramen_ray.data.store.made_folder import read_json
 from ramen_ray.long_work import warn_once
 from ramen_ray.method.metrics.ranking import METRICS
-from ramen_ray.method.model.dual_encoder import CLASSIFIER_FOLDER, ENCODER_FOLDER, copy_model
+from ramen_ray.method.model.dual_encoder import CLASSIFIER_FOLDER
 from ramen_ray.method.model.heads import Classifiers
 from ramen_ray.method.model.pretrained import EncoderError
 from ramen_ray.method.model.sentence_folder import EncoderFolder, open_encoder
@@ -37,16 +35,9 @@ from ramen_ray.orchestration.run.build import (
     encoder_tokenizer,
     untested_graphs,
 )
-from ramen_ray.orchestration.run.directory import (
-    CONFIG_FILE,
-    IDENTITY_FILE,
-    RunDirectory,
-    run_with_id,
-)
-from ramen_ray.orchestration.run.identity import TRAINED_ON_FILE, training_data
+from ramen_ray.orchestration.run.directory import CONFIG_FILE, IDENTITY_FILE
+from ramen_ray.orchestration.run.identity import Inputs
 from ramen_ray.presets import lambdas, linked_sets
-from ramen_ray.tracking.addresses import tracking_uri
-from ramen_ray.tracking.runs import MODELS
 
 if TYPE_CHECKING:
     from ramen_ray.method.graph.walk import WalkSettings
@@ -201,43 +192,6 @@ def _check_base(config: RunConfig) -> None:
         )
 
 
-def resolved(config: RunConfig) -> RunConfig:
-    """Make paths absolute, and name the folder of an encoder that a run or MLflow has.
-
-    Raises a RunError, RegistryError or TrackingError if there is none.
-    """
-    name = config.encoder.pretrained
-    folder = Path(name).expanduser().absolute()
-    if name.startswith(MODELS):
-        folder = _folder_of_model(name, Path(config.output))
-    if RunDirectory(folder).is_run:
-        folder = RunDirectory(folder).best_checkpoint
-    if (encoder := folder / ENCODER_FOLDER).is_dir():  # we have saved it, and know what it is
-        kind = open_encoder(str(encoder)).kind
-        config = overlay(config, {"encoder.pretrained": str(encoder), "encoder.kind": kind})
-    elif folder.is_dir():
-        config = overlay(config, {"encoder.pretrained": str(folder)})
-    return with_absolute_paths(config)
-
-
-def _folder_of_model(uri: str, output: Path) -> Path:
-    """Return a folder with the encoder of a model: that of the run that trained it, or a copy."""
-    from ramen_ray.tracking.registry import Registry  # takes a second
-
-    registry = Registry(tracking_uri(output))
-    retriever = registry.look_up(uri)
-    if (directory := run_with_id(output, registry.trained_by(retriever))) is not None:
-        return directory.path  # which has classifiers too
-    kept = output.absolute() / "encoders" / retriever.model_id
-    with made_once(kept) as aside:
-        if aside is not None:
-            with owned_folder() as copied:
-                copy_model(registry.download(retriever.uri, copied), aside)
-            before = training_data(registry, retriever)
-            write_json(aside / TRAINED_ON_FILE, before)
-    return kept
-
-
 def prepared_data(config: RunConfig, dataset: Dataset) -> Prepared:
     """Prepare a dataset for a run, unless that is done; see :func:`prepare` for what it raises.
 
@@ -256,7 +210,7 @@ def edges_to_train(config: RunConfig, data: Prepared) -> Path:
         return data.path / "edges"
     from ramen_ray.orchestration.prepare.walks import walked_edges
 
-    return walked_edges(*_walk_arguments(config, data))
+    return walked_edges(data, _regularizers_of(config), *_walk_of(config))
 
 
 def is_ready(config: RunConfig, dataset: Dataset) -> bool:
@@ -267,21 +221,15 @@ def is_ready(config: RunConfig, dataset: Dataset) -> bool:
         return folder.is_dir()
     from ramen_ray.orchestration.prepare.walks import is_walked
 
-    return is_walked(*_walk_arguments(config, Prepared(folder)))
+    return is_walked(Prepared(folder), _regularizers_of(config), *_walk_of(config))
 
 
-def _walk_arguments(
-    config: RunConfig, data: Prepared
-) -> "tuple[Prepared, list[Regularizer], WalkSettings, int, Path]":
-    """Return what :func:`walked_edges` takes."""
+def _walk_of(config: RunConfig) -> "tuple[WalkSettings, int, Path]":
+    """Return how a run's graphs are walked, the seed, and the folder of all walked graphs."""
     from ramen_ray.method.graph.walk import WalkSettings  # importing numba takes half a second
 
-    walk = config.walk
-    settings = WalkSettings(
-        walk.num_hops, walk.restart_probability, walk.max_anchor_degree, walk.top_k
-    )
-    cache = Path(config.output) / "walked"
-    return data, _regularizers_of(config), settings, config.seed, cache
+    settings = WalkSettings(**config.walk.model_dump(exclude={"enabled"}))
+    return settings, config.seed, Path(config.output) / "walked"
 
 
 def _regularizers_of(config: RunConfig) -> "list[Regularizer]":
@@ -289,8 +237,10 @@ def _regularizers_of(config: RunConfig) -> "list[Regularizer]":
     return [*weighted_regularizers(weights.lambda_x, weights.lambda_z)]
 
 
-def note_carried(config: RunConfig, dataset: Dataset, folder: Path) -> None:
+def note_carried(inputs: Inputs, folder: Path) -> None:
     """Write CARRIED_FILE into a run's folder, if the run that has the encoder has classifiers."""
+    config = inputs.config
+    dataset = inputs.dataset
     checkpoint = Path(config.encoder.pretrained).parent
     classifiers = checkpoint / CLASSIFIER_FOLDER
     if config.base.parts.heads == "none" or not classifiers.is_dir():

@@ -8,7 +8,6 @@ import pandas as pd
 from ramen_ray.config import flatten
 from ramen_ray.data.arrays import map_array
 from ramen_ray.data.prepared.folder import Prepared
-from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.store.made_folder import owned_folder
 from ramen_ray.data.store.predictions import shown_ads, spell_out
 from ramen_ray.data.store.schemas import TRAIN
@@ -29,18 +28,19 @@ MOST_QUERIES = 10_000
 PAGE = "predictions.html"
 
 
-def log_results(task: WorkerTask, trained: WorkerResult, dataset: Dataset, data: Prepared) -> None:
+def log_results(task: WorkerTask, trained: WorkerResult, data: Prepared) -> None:
     """Log a finished run, whose workers were sent ``task`` and have returned ``trained``.
 
     Raises a DatasetError if the dataset has changed since the run began; no retriever is logged.
     """
-    config = task.config
+    config = task.inputs.config
+    dataset = task.inputs.dataset
     run = task.run
     folder = task.run_directory
     metrics = trained.metrics
     StepLogger(run, folder).send_unsent()
     with dataset.unchanged(SINCE_IT_BEGAN):
-        predictions = _predictions(task, dataset, data)
+        predictions = _predictions(task, data)
         queries = next(dataset.batches("queries/test", ["text"], EXAMPLE_QUERIES))["text"]
     metadata = {
         "dataset": dataset.name,
@@ -76,11 +76,13 @@ def log_results(task: WorkerTask, trained: WorkerResult, dataset: Dataset, data:
     run.describe(f"{as_markdown(metrics_table(rows))}\n\n{run.link_to(PAGE)}\n")
 
 
-def _predictions(task: WorkerTask, dataset: Dataset, data: Prepared) -> pd.DataFrame:
+def _predictions(task: WorkerTask, data: Prepared) -> pd.DataFrame:
     """Return the best ads of test queries, or of some if there are many."""
+    config = task.inputs.config
+    dataset = task.inputs.dataset
     ads = map_array(task.run_directory / TEST_ADS_FILE)[:, :AT]
-    drawn = np.random.default_rng(task.config.seed).permutation(len(ads))[:MOST_QUERIES]
-    ground_truth = build_ground_truth(task.config, data, "test")
+    drawn = np.random.default_rng(config.seed).permutation(len(ads))[:MOST_QUERIES]
+    ground_truth = build_ground_truth(config, data, "test")
     queries = dataset.rows_with_ids("queries/test", np.sort(drawn))
     clicked = queries["ad_ids"].combine_chunks().flatten().to_numpy()
     shown = dataset.rows_with_ids("ads", np.union1d(shown_ads(ads[drawn]), clicked))

@@ -10,7 +10,6 @@ import numpy as np
 from ramen_ray.bases import Part
 from ramen_ray.config import RunConfig
 from ramen_ray.data.prepared.folder import Prepared
-from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.store.made_folder import whole_file
 from ramen_ray.data.store.same_texts import alike_queries
 from ramen_ray.method.distributed import from_first_worker, is_first_worker
@@ -20,8 +19,6 @@ from ramen_ray.method.retrieval.index import IndexKind, choose_kind
 from ramen_ray.method.retrieval.retriever_folder import RetrieverSettings, write_retriever
 from ramen_ray.method.retrieval.search import TopK
 from ramen_ray.method.training.step import StepMemoryError
-from ramen_ray.orchestration.background.from_checkpoints import pruning_task, shortlist_task
-from ramen_ray.orchestration.background.task import TaskContext
 from ramen_ray.orchestration.cluster.local_folder import LocalFolder
 from ramen_ray.orchestration.run.build import (
     build_ground_truth,
@@ -35,11 +32,11 @@ from ramen_ray.orchestration.run.directory import (
     PART_ADS_FILE,
     TEST_ADS_FILE,
     VALIDATION_ADS_FILE,
-    Identity,
 )
+from ramen_ray.orchestration.run.identity import Inputs
 from ramen_ray.orchestration.run.loop import Plan, start_or_resume, train
 from ramen_ray.orchestration.run.processes import WorkerContext, prepare_process
-from ramen_ray.orchestration.run.setup import Measured, RunSetup
+from ramen_ray.orchestration.run.setup import Measured, RunSetup, pruning_task, shortlist_task
 from ramen_ray.tracking.runs import Run
 
 PARTS: tuple[Part, ...] = ("encoder", "classifier", "both")
@@ -67,12 +64,11 @@ class WorkerResult:
 class WorkerTask:
     """What a run's workers are sent; paths are folders that all machines can reach."""
 
-    config: RunConfig
+    inputs: Inputs  # as the driver has found them
     prepared: Path
     edges: Path  # the graphs to train on
     run_directory: Path
     run: Run
-    made_from: Identity  # as the driver has found it
 
     def train(self, worker: WorkerContext) -> WorkerResult:
         """Train to the end in this process, then evaluate the untrained model and what answers.
@@ -80,12 +76,10 @@ class WorkerTask:
         The first worker then makes a retriever of that, in RETRIEVER.
         """
         setup = run_setup(self, worker)
+        config = setup.config
         try:
             training = start_or_resume(setup, self.run)
-            if (
-                training.log is not None
-                and setup.texts_at_once != self.config.training.texts_at_once
-            ):
+            if training.log is not None and setup.texts_at_once != config.training.texts_at_once:
                 said = (
                     f"encoding {setup.texts_at_once} texts at once, as more do not fit into memory"
                 )
@@ -105,7 +99,7 @@ class WorkerTask:
         index = {}
         if is_first_worker():  # last, as other workers would wait for it to evaluate with them
             model = load_model(folder, part=answering.part).to(worker.device)
-            index = make_retriever(self.config, setup.data, model, self.run_directory)
+            index = make_retriever(setup, model)
         return WorkerResult(
             metrics=metrics,
             best_checkpoint=folder,
@@ -119,7 +113,7 @@ class WorkerTask:
 
 def run_setup(task: WorkerTask, worker: WorkerContext) -> RunSetup:
     """Map the data into memory, and build what training needs besides the model."""
-    config = task.config
+    config = task.inputs.config
     prepare_process(config.seed, config.workers)
     objective = build_objective(config)
     regularizers = objective.regularizers
@@ -131,19 +125,6 @@ def run_setup(task: WorkerTask, worker: WorkerContext) -> RunSetup:
     else:
         graphs = local.copy_of_graphs(task.edges, regularizers)
     sampler = build_sampler(config, data, build_training_data(config, data, regularizers, graphs))
-    bf16 = use_bf16(config, worker.device)
-    # background tasks may run on other machines, so they read the shared folders
-    context = TaskContext(
-        task.prepared,
-        task.edges,
-        regularizers,
-        task.run_directory,
-        sampler.steps_per_epoch,
-        bf16,
-        local,
-    )
-    # in the order in which their results are taken
-    background = (pruning_task(config, context), shortlist_task(config, context))
     setup = RunSetup(
         folder=task.run_directory,
         worker=worker,
@@ -151,16 +132,18 @@ def run_setup(task: WorkerTask, worker: WorkerContext) -> RunSetup:
         objective=objective,
         sampler=sampler,
         advice="lower optimizer.lr, or set optimizer.max_gradient_norm",
-        background=[each for each in background if each is not None],
-        use_bf16=bf16,
+        use_bf16=use_bf16(config, worker.device),
         max_gradient_norm=config.optimizer.max_gradient_norm,
-        config=config,
+        inputs=task.inputs,
         data=data,
         local=local,
-        made_from=task.made_from,
     )
+    # they may run on other machines, and read shared folders; in the order of taking their results
+    tasks = (pruning_task(setup, task.prepared, task.edges), shortlist_task(setup, task.prepared))
+    background = [each for each in tasks if each is not None]
     is_frugal = setup.texts_at_once is not None
-    return replace(setup, objective=replace(objective, is_frugal=is_frugal))
+    objective = replace(objective, is_frugal=is_frugal)
+    return replace(setup, objective=objective, background=background)
 
 
 @dataclass(frozen=True)
@@ -209,7 +192,7 @@ def is_better(setup: RunSetup, ours: Measured, others: Measured) -> bool:
     if is_first_worker():
         ground_truth = build_ground_truth(setup.config, setup.data, "validation")
         metric = setup.plan.metric
-        pieces = alike_queries(Dataset(setup.config.dataset), "validation")
+        pieces = alike_queries(setup.inputs.dataset, "validation")
         gains, gains_of_others = (
             by_piece({metric: ground_truth.by_query(topk[0])[metric]}, pieces)[metric]
             for _, topk in (ours, others)
@@ -256,15 +239,14 @@ def _save_ads(file: Path, topk: TopK) -> None:
         np.save(opened, topk[0])
 
 
-def make_retriever(
-    config: RunConfig, data: Prepared, model: DualEncoder, run_directory: Path
-) -> dict[str, float]:
+def make_retriever(setup: RunSetup, model: DualEncoder) -> dict[str, float]:
     """Write a retriever of a model into RETRIEVER; returns figures of its index."""
-    folder = run_directory / RETRIEVER
+    config = setup.config
+    folder = setup.folder / RETRIEVER
     shutil.rmtree(folder.parent, ignore_errors=True)  # of a worker that was killed
     folder.mkdir(parents=True)
-    settings = RetrieverSettings(index_kind(config, data), config.encoder.max_length)
-    return write_retriever(folder, model, Dataset(config.dataset), data, settings)
+    settings = RetrieverSettings(index_kind(config, setup.data), config.encoder.max_length)
+    return write_retriever(folder, model, setup.inputs.dataset, setup.data, settings)
 
 
 def index_kind(config: RunConfig, data: Prepared) -> IndexKind:

@@ -8,40 +8,25 @@ from typing import Any
 import numpy as np
 
 from ramen_ray.bases import BaseName
-from ramen_ray.config import (
-    WITHOUT_GRAPH,
-    ConfigError,
-    RunConfig,
-    flatten,
-    overlay,
-)
+from ramen_ray.config import WITHOUT_GRAPH, ConfigError, RunConfig, overlay
 from ramen_ray.data.prepared.folder import Prepared
-from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.metrics.comparison import paired_differences_over_seeds
 from ramen_ray.method.metrics.ranking import PerQuery
-from ramen_ray.naming import joined_name
 from ramen_ray.orchestration.evaluate import scores_of_run
-from ramen_ray.orchestration.run.directory import RunDirectory, experiment_hash
-from ramen_ray.orchestration.run.identity import identity_of
-from ramen_ray.orchestration.run.inputs import check_config, prepared_data, resolved
+from ramen_ray.orchestration.run.identity import Inputs
+from ramen_ray.orchestration.run.inputs import check_config, prepared_data
 from ramen_ray.orchestration.tune.choice import mean
+from ramen_ray.orchestration.tune.experiment import open_experiment
 from ramen_ray.orchestration.tune.finalists import (
     Repeated,
     choose_trained,
     directory_of,
     train_missing,
-    unfinished,
     with_seeds,
 )
 from ramen_ray.orchestration.tune.settings import ABLATIONS, AblationConfig
-from ramen_ray.orchestration.tune.trials import parent_run
 from ramen_ray.presets import changes_to_only, lambdas, used_sets, with_base
-from ramen_ray.reports.ablation_report import (
-    TABLES_FILE,
-    VariantFigures,
-    verdict,
-    write_ablation_report,
-)
+from ramen_ray.reports.ablation_report import VariantFigures, ablation_tables, verdict
 from ramen_ray.tracking.runs import Run, prefixed
 
 MEASURED = ("P@1", "P@5", "N@5", "PSP@1", "PSP@5", "R@10", "tail/P@1", "tail/R@10")
@@ -120,39 +105,29 @@ def ablate(config: RunConfig, ablation: AblationConfig) -> AblationResult:
             finished run has a name of this ablation, but a different configuration or other data.
             Or another process runs it, or what runs are made from changes between them.
     """
-    config = resolved(config)
-    dataset = Dataset(config.dataset)
-    made_from = identity_of(config, dataset)
+    inputs = Inputs.of(config)
+    config = inputs.config
     variants = variants_of(config, ablation.bases)
     for variant in variants.values():
-        check_config(variant.config, dataset)
-    key = experiment_hash(config, dataset.fingerprint)
-    name = config.name or joined_name(dataset.name, "ablation", key)
-    directory = RunDirectory.of(config.output, name, ABLATIONS)
-    seeds = range(config.seed, config.seed + ablation.seeds)
-
-    runs = with_seeds({row: variant.config for row, variant in variants.items()}, seeds, name)
-    # a call that is refused for its name leaves the MLflow run of that name as it is
-    missing = unfinished(runs, made_from)
-    with parent_run(directory, config, made_from) as run:
-        settings = {name: str(value) for name, value in ablation.model_dump().items()}
-        run.log_parameters(flatten(config), {"dataset": dataset.name, **settings})
-        data = prepared_data(config, dataset)
-        train_missing(missing, made_from, directory, run)
+        check_config(variant.config, inputs.dataset)
+    with open_experiment(inputs, ABLATIONS, "ablation", ablation, {}) as experiment:
+        run = experiment.run
+        seeds = range(config.seed, config.seed + ablation.seeds)
+        configs = {name: variant.config for name, variant in variants.items()}
+        runs = with_seeds(experiment, configs, seeds)
+        data = prepared_data(config, inputs.dataset)
+        train_missing(experiment, runs)
         figures = _compare(variants, runs, data)
         whole = f"{config.base.kind}-ramen"
         default = whole if whole in runs else list(runs)[1]
-        choice = choose_trained(runs, data, dataset, default)
+        choice = choose_trained(experiment, runs, data, default)
         sentences = [*verdict(figures), *choice.sentences]
-        report = directory.path / "report"
-        write_ablation_report(report, figures, sentences)
-        run.log_artifacts(report)
-        run.describe((report / TABLES_FILE).read_text())
+        experiment.publish(sentences, *ablation_tables(figures))
         for row, reached in figures.items():
             seconds = {"seconds_ratio": reached.seconds_ratio}
             run.log_metrics(prefixed(f"{row}/", {**reached.means, **seconds}))
         chosen = overlay(variants[choice.chosen].config, {"name": None})
-        return AblationResult(figures, sentences, chosen, report, run)
+        return AblationResult(figures, sentences, chosen, experiment.report, run)
 
 
 def _compare(

@@ -2,13 +2,12 @@
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 from pathlib import Path
 
 from ramen_ray.bases import Part
 from ramen_ray.config import WITHOUT_GRAPH, ConfigError, RunConfig, overlay
-from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.store.made_folder import in_use
 from ramen_ray.data.store.same_texts import alike_queries
 from ramen_ray.method.metrics.comparison import Difference, by_piece, paired_differences
@@ -17,12 +16,11 @@ from ramen_ray.orchestration.run.directory import (
     PART_ADS_FILE,
     RunDirectory,
     default_name,
-    experiment_hash,
     step_of,
 )
 from ramen_ray.orchestration.run.fit import TrainResult, fit_on
-from ramen_ray.orchestration.run.identity import check_meanwhile, identity_of
-from ramen_ray.orchestration.run.inputs import check_config, prepared_data, resolved
+from ramen_ray.orchestration.run.identity import Inputs
+from ramen_ray.orchestration.run.inputs import check_config, prepared_data
 from ramen_ray.orchestration.run.processes import train_in_all_workers
 from ramen_ray.orchestration.run.worker import Metrics
 from ramen_ray.presets import used_sets, with_base
@@ -60,9 +58,9 @@ def fit_beside_base(config: RunConfig) -> Ladder:
     description in MLflow gets the comparison. Raises a ConfigError if the run is its own base, and
     what :func:`~ramen_ray.orchestration.run.fit.fit` raises.
     """
-    config = resolved(config)
-    dataset = Dataset(config.dataset)
-    made_from = identity_of(config, dataset)
+    inputs = Inputs.of(config)
+    config = inputs.config
+    dataset = inputs.dataset
     configs = _configs(config)
     for rung in configs.values():
         check_config(rung, dataset)
@@ -70,12 +68,10 @@ def fit_beside_base(config: RunConfig) -> Ladder:
     with in_use(dataset.path):
         for number, (name, rung) in enumerate(configs.items(), 1):
             logger.info("training %d of %d: %s", number, len(configs), name)
-            key = experiment_hash(rung, dataset.fingerprint)
-            named = overlay(rung, {"name": rung.name or default_name(rung, dataset.name, key)})
-            again = Dataset(config.dataset)
-            now = identity_of(named, again)
-            check_meanwhile(made_from, now, again.path)
-            results[name] = fit_on(again, named, now, train_in_all_workers)
+            inputs.check_still()
+            rung_inputs = replace(inputs, config=rung)
+            named = overlay(rung, {"name": rung.name or default_name(rung_inputs)})
+            results[name] = fit_on(replace(inputs, config=named), train_in_all_workers)
     data = prepared_data(config, dataset)
     pairs = list(pairwise(results))
     if len(results) > 2:

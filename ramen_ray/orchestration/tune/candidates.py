@@ -37,7 +37,7 @@ FACTORS = {"third": 1 / 3, "triple": 3.0}
 
 def start_of(settings: RecommendConfig, encoder: str, dataset: str) -> RunConfig:
     """Return an encoder's preset on a dataset, with the settings of a search."""
-    given = settings.model_dump(include={"seed", "output", "experiment", "workers"})
+    given = settings.model_dump(include={"seed", "output", "name", "experiment", "workers"})
     decides = {"training.selection_metric": "R@10"}
     return with_absolute_paths(overlay(PRESETS[encoder](dataset), {**given, **decides}))
 

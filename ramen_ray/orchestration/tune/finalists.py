@@ -1,18 +1,20 @@
 """Candidates trained with several seeds, in sweeps, ablations and searches, and the choice."""
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
-from ramen_ray.config import RunConfig, overlay
+from ramen_ray.config import RunConfig
 from ramen_ray.data.prepared.folder import Prepared
-from ramen_ray.data.store.dataset import Dataset
-from ramen_ray.naming import joined_name
 from ramen_ray.orchestration.evaluate import scores_of_run
-from ramen_ray.orchestration.run.directory import Identity, RunDirectory, RunError, finished_run
+from ramen_ray.orchestration.run.directory import RunDirectory, RunError, finished_run
 from ramen_ray.orchestration.tune.choice import Choice, choose, half_of_validation
+from ramen_ray.orchestration.tune.experiment import Experiment
 from ramen_ray.orchestration.tune.settings import FURTHER_SEEDS
 from ramen_ray.orchestration.tune.trial_log import TrialLog
-from ramen_ray.orchestration.tune.trials import ERRORS, train_all
-from ramen_ray.tracking.runs import Run
+from ramen_ray.orchestration.tune.trials import train_all
+
+logger = logging.getLogger(__name__)
 
 Repeated = Mapping[str, Sequence[RunConfig]]
 """The runs of each candidate, with the same seeds."""
@@ -24,49 +26,38 @@ def further_seeds(seed: int) -> range:
 
 
 def with_seeds(
-    candidates: Mapping[str, RunConfig], seeds: Iterable[int], of_all: str
+    experiment: Experiment, candidates: Mapping[str, RunConfig], seeds: Iterable[int]
 ) -> dict[str, list[RunConfig]]:
-    """Return runs of candidates with each of the seeds; their names begin with that ``of_all``."""
+    """Return runs of candidates, by name, with each of the seeds."""
     return {
-        name: [
-            overlay(config, {"seed": seed, "name": joined_name(of_all, name, f"seed{seed}")})
-            for seed in seeds
-        ]
+        name: [experiment.named(config, f"{name}-seed{seed}", seed=seed) for seed in seeds]
         for name, config in candidates.items()
     }
 
 
-def unfinished(runs: Repeated, made_from: Identity) -> dict[str, RunConfig]:
-    """Return the runs that are not finished, by name; a RunError if one is of something else."""
-    return {
+def train_missing(experiment: Experiment, runs: Repeated) -> None:
+    """Train the runs that are not finished; a RunError if some fail, after the others.
+
+    Raises a RunError, too, if a finished one has other settings or is made from something else.
+    """
+    missing = {
         str(run.name): run
         for of_candidate in runs.values()
         for run in of_candidate
-        if finished_run(run, made_from) is None
+        if finished_run(replace(experiment.inputs, config=run)) is None
     }
-
-
-def train_missing(
-    missing: Mapping[str, RunConfig], made_from: Identity, directory: RunDirectory, parent: Run
-) -> None:
-    """Train runs, by name, as parts of a run in MLflow; a RunError if some fail, after others."""
     if not missing:
         return
-    config = next(iter(missing.values()))
-    log = TrialLog(
-        output=config.output,
-        epochs=config.training.epochs,
-        decides=(config.training.selection_metric,),
-        errors=directory.path / ERRORS,
-    )
-    if failed := train_all(missing, parent, directory.path, made_from, log):
+    logger.info("%d trainings, after which all seeds decide", len(missing))
+    log = TrialLog(experiment, [experiment.inputs.config.training.selection_metric])
+    if failed := train_all(experiment, missing, log):
         raise RunError(failed)
 
 
-def choose_trained(runs: Repeated, data: Prepared, dataset: Dataset, default: str) -> Choice:
+def choose_trained(experiment: Experiment, runs: Repeated, data: Prepared, default: str) -> Choice:
     """Choose among candidates, whose runs are finished, by their selection metric on validation."""
-    first = runs[default][0]
-    metric = first.training.selection_metric
+    config = experiment.inputs.config
+    metric = config.training.selection_metric
     scores = {
         name: [
             {metric: scores_of_run(directory_of(run).path, run, data, "validation")[metric]}
@@ -74,7 +65,8 @@ def choose_trained(runs: Repeated, data: Prepared, dataset: Dataset, default: st
         ]
         for name, of_candidate in runs.items()
     }
-    return choose(scores, half_of_validation(dataset, first.seed), metric, default)
+    seed = runs[default][0].seed
+    return choose(scores, half_of_validation(experiment.inputs.dataset, seed), metric, default)
 
 
 def directory_of(run: RunConfig) -> RunDirectory:

@@ -13,35 +13,26 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
-from ramen_ray.config import ConfigError, RunConfig, WorkersConfig, flatten, overlay
+from ramen_ray.config import ConfigError, RunConfig, WorkersConfig, overlay
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.splits.sample import sample_dataset
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.store.schemas import TRAIN
 from ramen_ray.method.metrics.ranking import HEADLINES, PerQuery
-from ramen_ray.naming import joined_name, short_hash
 from ramen_ray.orchestration.evaluate import scores_of_run
-from ramen_ray.orchestration.run.directory import (
-    RunDirectory,
-    RunError,
-    deciding_settings,
-    experiment_hash,
-)
-from ramen_ray.orchestration.run.identity import check_meanwhile, identity_of, without_tuned
+from ramen_ray.orchestration.run.directory import RunDirectory, RunError
+from ramen_ray.orchestration.run.identity import Inputs
 from ramen_ray.orchestration.run.inputs import check_config, prepared_data
 from ramen_ray.orchestration.run.processes import VALIDATION
 from ramen_ray.orchestration.tune.candidates import bases, earlier_runs, near, settings_of, start_of
 from ramen_ray.orchestration.tune.choice import Choice, Runs, choose, half_of_validation, mean
+from ramen_ray.orchestration.tune.experiment import Experiment, open_experiment
 from ramen_ray.orchestration.tune.finalists import Repeated, directory_of, further_seeds, with_seeds
 from ramen_ray.orchestration.tune.settings import SEARCHES, WORKERS, RecommendConfig
 from ramen_ray.orchestration.tune.trial_log import STOPPED_EARLY, TrialLog, record_of
-from ramen_ray.orchestration.tune.trials import ERRORS, Halving, parent_run, train_all
-from ramen_ray.reports.search_report import (
-    TrialRecord,
-    candidates_table,
-    verdict,
-    write_recommendation,
-)
+from ramen_ray.orchestration.tune.trials import Halving, train_all
+from ramen_ray.reports.report_tables import ReportTable
+from ramen_ray.reports.search_report import TrialRecord, candidates_table, verdict
 from ramen_ray.tracking.runs import Run
 
 logger = logging.getLogger(__name__)
@@ -62,7 +53,7 @@ class Recommendation:
     """What to train, and how that was found."""
 
     config: RunConfig
-    table: str  # of all candidates that were validated, best first
+    table: ReportTable  # of all candidates that were validated, best first
     sentences: list[str]  # what matters on these data, what does not, and how sure that is
     report: Path  # folder of the table
     run: Run  # the parent of all runs in MLflow
@@ -77,33 +68,27 @@ def recommend(settings: RecommendConfig) -> Recommendation:
         RunError: no candidate was validated in time, another process is searching, or the dataset
             has changed meanwhile.
     """
-    first = start_of(settings, settings.compared[0], settings.dataset)
-    whole = Dataset(first.dataset)
-    made_from = identity_of(first, whole)
-    size = _num_queries(settings, first, whole)
-    check_config(first, whole)
-    plan = {**deciding_settings(first), "train queries": size}
-    key = short_hash(f"{experiment_hash(first, whole.fingerprint)}{size}")
-    name = settings.name or joined_name(whole.name, "recommend", key)
-    directory = RunDirectory.of(first.output, name, SEARCHES)
-    directory.refuse_another(plan, "search")
-    with parent_run(directory, first, made_from) as run:
-        directory.note(plan=plan)
-        run.log_parameters(flatten(settings), {"dataset": whole.name})
-        dataset = whole
+    inputs = Inputs.of(start_of(settings, settings.compared[0], settings.dataset))
+    whole = inputs.dataset
+    size = _num_queries(settings, inputs.config, whole)
+    check_config(inputs.config, whole)
+    plan = {"train queries": size}
+    with open_experiment(inputs, SEARCHES, "recommend", settings, plan) as experiment:
         if size < whole.num_rows(TRAIN):
-            kept = directory.path / "sample"
+            kept = experiment.directory.path / "sample"
             if not kept.is_dir():
                 sample_dataset(whole.path, kept, size, settings.seed)
-            dataset = Dataset(kept)
-        data = prepared_data(first, dataset)  # what is wrong with it is told once
-        search = Search(settings, directory, dataset)
-        search.explore(run)
+            of_sample = Inputs.of(overlay(inputs.config, {"dataset": str(kept)}))
+            experiment = replace(experiment, inputs=of_sample)
+        # what is wrong with it is told once
+        data = prepared_data(inputs.config, experiment.inputs.dataset)
+        search = Search(settings, experiment)
+        search.explore()
         if not search.validated:
             why = search.failed or f"{settings.minutes:g} minutes are too few"
             raise RunError(f"no candidate was validated: {why}")
-        check_meanwhile(made_from, identity_of(first, Dataset(first.dataset)), first.dataset)
-        return _report(search, data, whole, run)
+        inputs.check_still()
+        return _report(search, data, whole)
 
 
 @dataclass
@@ -111,12 +96,21 @@ class Search:
     """A search in progress: its candidates by name, and what has become of them."""
 
     settings: RecommendConfig
-    directory: RunDirectory
-    dataset: Dataset
+    experiment: Experiment  # on what candidates are trained on
     candidates: dict[str, RunConfig] = field(default_factory=dict)  # with the names of their runs
     again: Repeated = field(default_factory=dict)  # finished runs of further seeds, which decide
     failed: str = ""  # what has failed, in words
     began: float = 0.0  # when it would have begun without a break, by the monotonic clock
+
+    @property
+    def directory(self) -> RunDirectory:
+        """The folder of the search."""
+        return self.experiment.directory
+
+    @property
+    def dataset(self) -> Dataset:
+        """What candidates are trained on."""
+        return self.experiment.inputs.dataset
 
     @property
     def used_seconds(self) -> float:
@@ -158,20 +152,20 @@ class Search:
         noted = self.directory.notes["earlier"]
         return {settings_of(config): config for config in runs if config.name in noted}
 
-    def explore(self, run: Run) -> None:
+    def explore(self) -> None:
         """Train candidates until the time is over, or nothing near the best is better."""
         for encoder in self.settings.compared:
             self.add(bases(self.start(encoder), encoder))
         self.add_earlier()
-        self.train(self.candidates.values(), FIRST_STAGE, run)
+        self.train(self.candidates.values(), FIRST_STAGE)
         if not self.validated:
-            self.train(self.candidates.values(), 1.0, run)
+            self.train(self.candidates.values(), 1.0)
         while self.validated and (new := near(next(iter(self.validated)), self.candidates)):
             self.add(new)
-            self.train([self.candidates[name] for name in new], SECOND_STAGE, run)
+            self.train([self.candidates[name] for name in new], SECOND_STAGE)
         finalists = self.further_seeds()
         last = [again for runs in finalists.values() for again in runs]
-        self.train(last, 1.0, run)
+        self.train(last, 1.0)
         if all(directory_of(again).is_finished for again in last):
             self.again = finalists
 
@@ -182,7 +176,7 @@ class Search:
     def add(self, candidates: Mapping[str, RunConfig]) -> None:
         """Add candidates with names for their runs, or the runs that had their settings."""
         for name, config in candidates.items():
-            named = overlay(config, {"name": joined_name(self.directory.name, name)})
+            named = self.experiment.named(config, name)
             self.candidates[name] = self.earlier.get(settings_of(config), named)
 
     def add_earlier(self) -> None:
@@ -199,9 +193,9 @@ class Search:
         if self.default not in whole or not others:
             return {}
         finalists = {name: self.candidates[name] for name in [self.default, *others]}
-        return with_seeds(finalists, further_seeds(self.settings.seed), self.directory.name)
+        return with_seeds(self.experiment, finalists, further_seeds(self.settings.seed))
 
-    def train(self, candidates: Iterable[RunConfig], share: float, run: Run) -> None:
+    def train(self, candidates: Iterable[RunConfig], share: float) -> None:
         """Train what is not finished or stopped, until a share of the time is over."""
         left = 60 * self.settings.minutes * share - self.used_seconds
         configs = {
@@ -220,23 +214,18 @@ class Search:
         # what others are compared with is trained first, to the end
         configs = dict(sorted(configs.items(), key=lambda item: item[0] not in spared))
         self.began = time.monotonic() - self.used_seconds
-        first = next(iter(configs.values()))
         log = TrialLog(
-            output=first.output,
-            epochs=self.candidates[self.default].training.epochs,
-            decides=HEADLINES,
-            errors=self.directory.path / ERRORS,
+            self.experiment,
+            HEADLINES,
             ends_at=time.monotonic() + left,
             on_end=self.note_end,
         )
-        tuned = {"encoder.pretrained"} if len(self.settings.compared) > 1 else set[str]()
         failed = train_all(
+            self.experiment,
             configs,
-            run,
-            self.directory.path,
-            without_tuned(identity_of(first, self.dataset), tuned),
             log,
-            metric=VALIDATION + first.training.selection_metric,
+            {"encoder.pretrained"} if len(self.settings.compared) > 1 else (),
+            metric=VALIDATION + self.experiment.inputs.config.training.selection_metric,
             mode="max",
             time_budget_s=left,
             scheduler=Halving(GRACE, spared),
@@ -291,9 +280,9 @@ def _scores(config: RunConfig, data: Prepared) -> dict[str, PerQuery]:
     return {**headlines, MEAN: (sum(gains), sum(possibles))}
 
 
-def _report(search: Search, data: Prepared, whole: Dataset, run: Run) -> Recommendation:
+def _report(search: Search, data: Prepared, whole: Dataset) -> Recommendation:
     """Choose among the validated candidates, and log what was found on ``data``."""
-    settings = search.settings
+    run = search.experiment.run
     scores = search.scores(data)
     choice = search.choice(scores)
     measured = search.validated
@@ -311,16 +300,14 @@ def _report(search: Search, data: Prepared, whole: Dataset, run: Run) -> Recomme
     sentences = verdict(measured, chosen, said, shown)
     if search.dataset is not whole:
         sentences.append(_on_sample(search.dataset, whole))
-    report = search.directory.path / "report"
-    write_recommendation(report, table, sentences)
-    run.log_artifacts(report)
-    run.describe("\n\n".join([*sentences, table]))
+    search.experiment.publish(sentences, table)
     reached = measured[chosen].metrics
     run.log_metrics({f"best/{name}": reached[name] for name in HEADLINES})
-    workers = WorkersConfig() if settings.workers == WORKERS else settings.workers
+    given = search.settings.workers
+    workers = WorkersConfig() if given == WORKERS else given
     trained_as = {"name": None, "dataset": str(whole.path), "workers": workers}
     config = overlay(search.candidates[chosen], trained_as)
-    return Recommendation(config, table, sentences, report, run)
+    return Recommendation(config, table, sentences, search.experiment.report, run)
 
 
 def _num_queries(settings: RecommendConfig, first: RunConfig, whole: Dataset) -> int:

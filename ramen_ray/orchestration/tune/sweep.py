@@ -1,12 +1,11 @@
 """Sweep over settings with Ray Tune: sample, train, stop bad trials early, go on after a kill."""
 
-import json
 import logging
 import math
 import time
-import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +13,10 @@ import optuna
 from optuna.samplers import BaseSampler, RandomSampler
 
 from ramen_ray.config import ConfigError, RunConfig, overlay
-from ramen_ray.data.store.dataset import Dataset
-from ramen_ray.data.store.made_folder import owned_folder
-from ramen_ray.naming import joined_name, short_hash
-from ramen_ray.orchestration.run.directory import (
-    Identity,
-    RunDirectory,
-    RunError,
-    deciding_settings,
-)
-from ramen_ray.orchestration.run.identity import identity_of, without_tuned
-from ramen_ray.orchestration.run.inputs import check_config, edges_to_train, prepared_data, resolved
+from ramen_ray.naming import joined_name
+from ramen_ray.orchestration.run.directory import RunDirectory, RunError
+from ramen_ray.orchestration.run.identity import Inputs
+from ramen_ray.orchestration.run.inputs import check_config, edges_to_train, prepared_data
 from ramen_ray.orchestration.run.processes import VALIDATION
 from ramen_ray.orchestration.tune.choice import Choice, luck
 from ramen_ray.orchestration.tune.draws import (
@@ -34,12 +26,12 @@ from ramen_ray.orchestration.tune.draws import (
     check_space,
     tree_of_estimators,
 )
+from ramen_ray.orchestration.tune.experiment import Experiment, open_experiment
 from ramen_ray.orchestration.tune.finalists import (
     choose_trained,
     directory_of,
     further_seeds,
     train_missing,
-    unfinished,
     with_seeds,
 )
 from ramen_ray.orchestration.tune.settings import OF_ONE_CALL, SWEEPS, SweepConfig
@@ -50,7 +42,7 @@ from ramen_ray.orchestration.tune.trial_log import (
     read_trials,
     write_trials,
 )
-from ramen_ray.orchestration.tune.trials import ERRORS, Halving, Trials, parent_run
+from ramen_ray.orchestration.tune.trials import Halving, Trials
 from ramen_ray.reports.report_tables import as_list
 from ramen_ray.reports.search_report import (
     TrialRecord,
@@ -59,7 +51,6 @@ from ramen_ray.reports.search_report import (
     trials_table,
     write_sweep_report,
 )
-from ramen_ray.tracking.addresses import tracking_uri
 from ramen_ray.tracking.registry import WINNER
 from ramen_ray.tracking.runs import Run
 
@@ -98,28 +89,16 @@ def sweep(
             been validated.
     """
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    config = resolved(config)
-    dataset = Dataset(config.dataset)
-    made_from = identity_of(config, dataset)
-    check_config(config, dataset)
-    drawing = Drawing.of(config, space, dataset)
-    tuned = check_space(drawing, dataset)
-    plan = {  # what must be so to resume a sweep
-        "sweep format": SWEEP_FORMAT,
-        **deciding_settings(config),
-        "dataset": dataset.fingerprint,
-        **settings.model_dump(exclude=OF_ONE_CALL),
-    }
-    key = short_hash(json.dumps(plan, sort_keys=True))
-    name = config.name or joined_name(dataset.name, settings.space, key)
-    directory = RunDirectory.of(config.output, name, SWEEPS)
-    directory.refuse_another(plan, "sweep")
+    inputs = Inputs.of(config)
+    config = inputs.config
+    check_config(config, inputs.dataset)
+    drawing = Drawing.of(config, space, inputs.dataset)
+    tuned = check_space(drawing, inputs.dataset)
     prior = _prior(settings.from_sweep, config)
-    with parent_run(directory, config, made_from) as run:
-        directory.note(plan=plan)
-        run.log_parameters(settings.model_dump(exclude=OF_ONE_CALL), {"dataset": dataset.name})
-        begun = Sweep(drawing, settings, directory, command, read_trials(directory.path))
-        return begun.train(dataset, made_from, tuned, prior, run)
+    plan = {"sweep format": SWEEP_FORMAT, **settings.model_dump(exclude=OF_ONE_CALL)}
+    with open_experiment(inputs, SWEEPS, settings.space, settings, plan) as experiment:
+        records = read_trials(experiment.directory.path)
+        return Sweep(experiment, drawing, settings, command, records).train(tuned, prior)
 
 
 def _prior(name: str | None, config: RunConfig) -> list[TrialRecord]:
@@ -141,11 +120,11 @@ def _prior(name: str | None, config: RunConfig) -> list[TrialRecord]:
 
 @dataclass(eq=False)
 class Sweep:
-    """A sweep in progress, and what it shows of its trials; plain values, as Tune pickles them."""
+    """A sweep in progress, and what it shows of its trials."""
 
+    experiment: Experiment
     drawing: Drawing
     settings: SweepConfig
-    directory: RunDirectory
     command: Callable[[RunConfig], str]  # returns the command that trains with a configuration
     records: dict[str, TrialRecord] = field(default_factory=dict)  # by name, as they began
     shown_at: float = -math.inf  # by the monotonic clock
@@ -157,16 +136,8 @@ class Sweep:
         """The configuration that is tuned."""
         return self.drawing.config
 
-    def train(
-        self,
-        dataset: Dataset,
-        made_from: Identity,
-        tuned: set[str],
-        prior: list[TrialRecord],
-        run: Run,
-    ) -> SweepResult:
+    def train(self, tuned: set[str], prior: list[TrialRecord]) -> SweepResult:
         """Run all trials that are missing, and try failed ones again, and report on them."""
-        config = self.config
         settings = self.settings
         again = [
             name
@@ -176,55 +147,50 @@ class Sweep:
         missing = max(settings.num_samples - len(self.records) + len(again), 0)
         for name in again[:missing]:
             self.records[name] = replace(self.records[name], end="")
-        budget = math.inf if settings.time_budget is None else settings.time_budget
-        log = TrialLog(
-            output=config.output,
-            epochs=config.training.epochs,
-            decides=(config.training.selection_metric,),
-            errors=self.directory.path / ERRORS,
-            total=missing,
-            prefix=self.directory.name,
-            ends_at=time.monotonic() + budget,
-            on_end=self.note_ends,
-        )
-        prefix = self.directory.name  # workers can unpickle it, unlike the space
-        trials = Trials(
-            lambda params, trial: overlay(config, {**params, "name": joined_name(prefix, trial)}),
-            without_tuned(made_from, tuned),
-            run,
-            config.workers,
-            log,
-            settings.at_once,
-        )
         if missing > 0:
-            if config.workers.num_workers == 1:
-                # most trials need nothing else then
-                edges_to_train(config, prepared_data(config, dataset))
-            with warnings.catch_warnings(), owned_folder(self.directory.path) as storage:
-                # an interrupted trial reports the epochs since its last checkpoint again
-                warnings.filterwarnings("ignore", "The reported value is ignored", UserWarning)
-                ended = [record for record in self.records.values() if record.end]
-                grace = settings.grace_epochs / config.training.epochs
-                limits = {
-                    "search_alg": self._search(prior),
-                    "scheduler": Halving(grace, earlier=ended) if settings.stop_early else None,
-                    "num_samples": missing,
-                    "time_budget_s": settings.time_budget,
-                    "metric": self.metric,
-                    "mode": "max",
-                }
-                self.keep(trials.fit({}, storage / "tune", limits))
+            self._train_trials(missing, tuned, prior)
         records = best_first(self.records.values())
         if not records or records[0].value is None:
             ends = "; ".join(record.end for record in records if record.end) or OUT_OF_TIME
             raise RunError(f"no trial has been validated: {ends}")
-        choice = self._choice(records, dataset, made_from, run)
-        command = self.show(records, choice)
-        return SweepResult(records, command, self.said, self.report, run)
+        command = self.show(records, self._choice(records))
+        return SweepResult(records, command, self.said, self.experiment.report, self.experiment.run)
 
-    def _choice(
-        self, records: list[TrialRecord], dataset: Dataset, made_from: Identity, run: Run
-    ) -> Choice | None:
+    def _train_trials(self, missing: int, tuned: set[str], prior: list[TrialRecord]) -> None:
+        config = self.config
+        settings = self.settings
+        prefix = self.experiment.directory.name  # workers can unpickle it, unlike the space
+        log = TrialLog(
+            self.experiment,
+            [config.training.selection_metric],
+            missing,
+            prefix,
+            time.monotonic() + (settings.time_budget or math.inf),
+            self.note_ends,
+        )
+        trials = Trials(
+            self.experiment,
+            lambda params, trial: overlay(config, {**params, "name": joined_name(prefix, trial)}),
+            log,
+            tuned,
+            settings.at_once,
+        )
+        if config.workers.num_workers == 1:
+            # most trials need nothing else then
+            edges_to_train(config, prepared_data(config, self.experiment.inputs.dataset))
+        ended = [record for record in self.records.values() if record.end]
+        grace = settings.grace_epochs / config.training.epochs
+        limits = {
+            "search_alg": self._search(prior),
+            "scheduler": Halving(grace, earlier=ended) if settings.stop_early else None,
+            "num_samples": missing,
+            "time_budget_s": settings.time_budget,
+            "metric": self.metric,
+            "mode": "max",
+        }
+        self.keep(trials.fit({}, limits))
+
+    def _choice(self, records: list[TrialRecord]) -> Choice | None:
         """Train the finalists with further seeds, and choose one; None if there are too few."""
         config = self.config
         preset = self.drawing.own()
@@ -234,11 +200,10 @@ class Sweep:
             return None
         finalists = {record.name: overlay(config, record.params) for record in whole[:count]}
         candidates = {**finalists, OWN: config}
-        runs = with_seeds(candidates, further_seeds(config.seed), self.directory.name)
-        if missing := unfinished(runs, made_from):
-            logger.info("%d trainings with further seeds decide", len(missing))
-        train_missing(missing, made_from, self.directory, run)
-        choice = choose_trained(runs, prepared_data(config, dataset), dataset, OWN)
+        runs = with_seeds(self.experiment, candidates, further_seeds(config.seed))
+        train_missing(self.experiment, runs)
+        data = prepared_data(config, self.experiment.inputs.dataset)
+        choice = choose_trained(self.experiment, runs, data, OWN)
         values = [record.value for record in records if record.value is not None]
         choice.sentences.append(luck(values, choice.noise))
         ids = {
@@ -246,6 +211,7 @@ class Sweep:
             for of_finalist in runs.values()
             for again in of_finalist
         }
+        run = self.experiment.run
         self.links = [run.link_to_run(str(name), str(run_id)) for name, run_id in ids.items()]
         run.log_parameters({}, {WINNER: str(ids[runs[choice.chosen][0].name])})
         return choice
@@ -262,7 +228,9 @@ class Sweep:
         sampler: BaseSampler = RandomSampler(seed)
         if self.settings.search == "tpe":
             sampler = tree_of_estimators(seed)
-        search = TrialSearch(self.drawing, sampler, self.records, self.metric, self.write)
+        folder = self.experiment.directory.path
+        write = partial(write_trials, folder, self.records)  # without the store's address
+        search = TrialSearch(self.drawing, sampler, self.records, self.metric, write)
         of_space = [trial for trial in prior if search.learn(trial)]
         if len(of_space) < len(prior):
             logger.warning(
@@ -276,10 +244,6 @@ class Sweep:
             search.first += [drawn for drawn in first if drawn is not None]
         return search
 
-    def write(self) -> None:
-        """Write the table of trials."""
-        write_trials(self.directory.path, self.records)
-
     def keep(self, ended: Iterable[TrialRecord]) -> None:
         """Take note of what has become of trials; how a trial ended stays as it was noted first."""
         for record in ended:
@@ -288,7 +252,7 @@ class Sweep:
                 self.records[record.name] = replace(
                     record, params=before.params, drawn=before.drawn
                 )
-        self.write()
+        write_trials(self.experiment.directory.path, self.records)
 
     def note_ends(self, records: list[TrialRecord]) -> None:
         """Keep the table of trials, and show them, unless that was done a moment ago."""
@@ -302,25 +266,21 @@ class Sweep:
         """Name of the metric that decides."""
         return VALIDATION + self.config.training.selection_metric
 
-    @property
-    def report(self) -> Path:
-        """Folder of the table and plots."""
-        return self.directory.path / "report"
-
     def show(self, trials: list[TrialRecord], choice: Choice | None = None) -> str:
         """Log the table of trials, best first, plots and the best command, which is returned."""
         best = trials[0]
-        run = Run(tracking_uri(Path(self.config.output)), str(self.directory.mlflow_run_id))
+        run = self.experiment.run
+        report = self.experiment.report
         changes = self._changes(trials, choice)
         command = ""
         if best.value is not None:
             command = self.command(overlay(self.config, {**changes, "name": None}))
-        shares = write_sweep_report(self.report, trials, self.metric, command)
+        shares = write_sweep_report(report, trials, self.metric, command)
         noise = 0.0 if choice is None else choice.noise
-        plot_effects(self.report, trials, list(shares), self.metric, noise)
+        plot_effects(report, trials, list(shares), self.metric, noise)
         self.said = [*(choice.sentences if choice else []), *effects(trials, shares, noise)]
-        run.log_artifacts(self.report)
-        links = [run.link_to(file.name) for file in sorted(self.report.iterdir())]
+        run.log_artifacts(report)
+        links = [run.link_to(file.name) for file in sorted(report.iterdir())]
         parts = [  # what MLflow cuts, as too long, is at the end of the table
             *run.registered_as,
             f"Train the best: `{command}`" if command else "",

@@ -8,8 +8,8 @@ import logging
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,14 +19,15 @@ import pyarrow.parquet as pq
 from ray import tune
 from ray.tune.experiment import Trial
 
+from ramen_ray.config import RunConfig
 from ramen_ray.data.store.made_folder import read_json, whole_file
 from ramen_ray.long_work import Pace
 from ramen_ray.naming import joined_name
 from ramen_ray.orchestration.run.checkpoints import REPORT_FILE
 from ramen_ray.orchestration.run.directory import RunDirectory, RunError, checkpoint_folders
 from ramen_ray.orchestration.run.processes import VALIDATION
+from ramen_ray.orchestration.tune.experiment import Experiment
 from ramen_ray.reports.search_report import TrialRecord
-from ramen_ray.tracking.addresses import tracking_uri
 from ramen_ray.tracking.runs import Run
 
 logger = logging.getLogger(__name__)
@@ -34,6 +35,7 @@ logger = logging.getLogger(__name__)
 NAME = "name"
 EPOCH = "epoch"
 SHARE_DONE = "share_done"  # of a trial's training
+ERROR = "error"  # what a trial has failed with; it ends as others do, as Tune would start it again
 STOPPED_EARLY = "stopped early"
 OUT_OF_TIME = "out of time"
 FAILED = "failed: "
@@ -45,20 +47,6 @@ ENDED = (Trial.TERMINATED, Trial.ERROR)
 def name_of(trial: Trial) -> str:
     """Return the name that a trial was given."""
     return str(trial.config[NAME])
-
-
-@contextmanager
-def kept_error(folder: Path, name: str) -> Iterator[None]:
-    """Keep the message of an error that ends a trial in a file."""
-    file = folder / name
-    if file.exists():  # Tune starts each trial again that fails
-        raise RunError(file.read_text())
-    try:
-        yield
-    except Exception as error:
-        message = str(error).strip().splitlines()[-1:] or [type(error).__name__]
-        file.write_text(message[0])
-        raise
 
 
 def record_of(run: RunDirectory, params: Mapping[str, Any], decides: Sequence[str]) -> TrialRecord:
@@ -97,14 +85,12 @@ def in_percent(metrics: Mapping[str, float], names: Sequence[str]) -> str:
     return ", ".join(f"{name} {100 * metrics[name]:.2f}" for name in names)
 
 
-@dataclass(kw_only=True, eq=False)
+@dataclass(eq=False)
 class TrialLog(tune.Callback):
-    """Logs how far trials are, and how each ends; plain values, as Tune pickles it."""
+    """Logs how far trials are, and how each ends."""
 
-    output: str  # of the runs
-    epochs: int  # of most runs
+    experiment: Experiment
     decides: Sequence[str]  # validation metrics, the mean of which is a trial's value
-    errors: Path  # folder of the messages of errors; all machines can reach it
     total: int = 0  # how many trials there will be
     prefix: str = ""  # begins the names of trials' runs
     ends_at: float = math.inf  # by the monotonic clock
@@ -115,12 +101,11 @@ class TrialLog(tune.Callback):
         self.pace = Pace()
         self.courses = defaultdict[str, list[list[float]]](list)
         self.trials: list[Trial] = []
-        self.errors.mkdir(parents=True, exist_ok=True)
 
     def record(self, trial: Trial, has_ended: bool | None = None) -> TrialRecord:
         """Return what has become of a trial, by default as Tune has it now."""
         name = name_of(trial)
-        directory = RunDirectory.of(self.output, self.run_of(name))
+        directory = RunDirectory.of(self.config.output, self.run_of(name))
         record = record_of(directory, trial.config, self.decides)
         record = replace(record, name=name, course=self.courses[name])
         if record.is_whole or not (trial.status in ENDED if has_ended is None else has_ended):
@@ -130,17 +115,24 @@ class TrialLog(tune.Callback):
         is_late = record.value is None or time.monotonic() >= self.ends_at
         return replace(record, end=OUT_OF_TIME if is_late else STOPPED_EARLY)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave nothing in Tune's files, as the address of a store may have a password."""
+        return {}
+
+    @property
+    def config(self) -> RunConfig:
+        """What the trials change."""
+        return self.experiment.inputs.config
+
     def run_of(self, name: str) -> str:
         """Return the name of a trial's run."""
         return joined_name(self.prefix, name) if self.prefix else name
 
     def error_of(self, trial: Trial) -> str | None:
         """Return why a trial failed, in one line; None if it did not."""
-        file = self.errors / name_of(trial)
-        if file.exists():
-            return file.read_text()
         if trial.status != Trial.ERROR:
-            return None
+            raised: str | None = trial.last_result.get(ERROR)
+            return raised
         return (
             f"its process has died {trial.max_failures + 1} times, once more than "
             f"workers.max_failures allows; see whether its machine has enough memory"
@@ -150,6 +142,7 @@ class TrialLog(tune.Callback):
         """Log, now and then, which trials run, the best value, and the time left."""
         if not self.pace.is_due():
             return
+        most = self.config.training.epochs
         running = [trial for trial in trials if trial.status == Trial.RUNNING]
         epochs = [trial.last_result.get(EPOCH, 0) for trial in running]
         num_ended = sum(trial.status in ENDED for trial in trials)
@@ -157,13 +150,13 @@ class TrialLog(tune.Callback):
             return
         said = f"{num_ended} of {self.total} trials have ended, {len(running)} run"
         if running:
-            of_most = f" of {self.epochs}" if max(epochs) <= self.epochs else ""  # or longer
+            of_most = f" of {most}" if max(epochs) <= most else ""  # or longer
             said += f" (epoch {', '.join(f'{epoch:g}' for epoch in epochs)}{of_most})"
         records = [record for record in map(self.record, trials) if record.value is not None]
         if records:
             best = max(records, key=lambda record: record.value or 0)
             said += f"; best so far: validation {in_percent(best.metrics, self.decides)}"
-        done = num_ended + sum(min(epoch / self.epochs, 1) for epoch in epochs)
+        done = num_ended + sum(min(epoch / most, 1) for epoch in epochs)
         by_pace = self.pace.seconds_left(done, self.total)
         left = min(math.inf if by_pace is None else by_pace, self.ends_at - time.monotonic())
         logger.info(said if left == math.inf else f"{said}; at most about {left:.0f} s left")
@@ -181,19 +174,14 @@ class TrialLog(tune.Callback):
         """Keep the trials; Tune's files of them may be cut by a full disk."""
         self.trials = trials
 
-    def on_trial_recover(self, iteration: int, trials: list[Trial], trial: Trial, **_: Any) -> None:
-        """Let a trial whose process did not die be started again but once."""
-        if (self.errors / name_of(trial)).exists():
-            trial.run_metadata.num_failures = trial.max_failures
-
     def on_trial_complete(
         self, iteration: int, trials: list[Trial], trial: Trial, **_: Any
     ) -> None:
-        """Log a trial that finished or was stopped early."""
+        """Log a trial that finished, failed or was stopped early."""
         self._end(trials, trial)
 
     def on_trial_error(self, iteration: int, trials: list[Trial], trial: Trial, **_: Any) -> None:
-        """Log why a trial failed, unless another one has failed alike."""
+        """Log that the processes of a trial have died too often."""
         self._end(trials, trial)
 
     def _end(self, trials: list[Trial], trial: Trial) -> None:
@@ -210,8 +198,7 @@ class TrialLog(tune.Callback):
         try:
             if record.mlflow_run_id is not None and not record.is_whole:
                 status = "FAILED" if record.end.startswith(FAILED) else "FINISHED"
-                uri = tracking_uri(Path(self.output))
-                Run(uri, record.mlflow_run_id).close_if_open(status)
+                Run(self.experiment.run.uri, record.mlflow_run_id).close_if_open(status)
             if self.on_end is not None:
                 self.on_end([record, *map(self.record, (t for t in trials if t is not trial))])
         except Exception as error:  # an error here would fail the trial; the end shows all again

@@ -6,7 +6,6 @@ Otherwise it starts workers of Ray Train, and waits for them.
 
 import logging
 import os
-import shutil
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout, suppress
@@ -14,7 +13,6 @@ from dataclasses import dataclass
 from errno import ENOSPC
 from functools import partial
 from io import StringIO
-from pathlib import Path
 from pickle import UnpicklingError
 from types import SimpleNamespace
 from typing import Any
@@ -27,20 +25,18 @@ from ray.tune.schedulers import ASHAScheduler
 
 from ramen_ray.config import RunConfig, WorkersConfig
 from ramen_ray.data.store.dataset import Dataset
-from ramen_ray.data.store.made_folder import in_use, owned_folder
+from ramen_ray.data.store.made_folder import owned_folder
 from ramen_ray.errors import UserError
-from ramen_ray.orchestration.cluster.joining import start_ray
 from ramen_ray.orchestration.cluster.resources import (
     as_task,
-    check_resources,
     no_placement_group_left,
     user_errors,
     worker_share,
 )
-from ramen_ray.orchestration.run.directory import Identity, RunDirectory, RunError
+from ramen_ray.orchestration.run.directory import Identity
 from ramen_ray.orchestration.run.fit import TrainResult, fit_on
-from ramen_ray.orchestration.run.identity import check_meanwhile, identity_of
-from ramen_ray.orchestration.run.inputs import edges_to_train, is_ready, prepared_data, resolved
+from ramen_ray.orchestration.run.identity import Inputs, check_meanwhile, without_tuned
+from ramen_ray.orchestration.run.inputs import edges_to_train, is_ready, prepared_data
 from ramen_ray.orchestration.run.loop import IS_LAST
 from ramen_ray.orchestration.run.processes import (
     START_TIMEOUT,
@@ -50,88 +46,47 @@ from ramen_ray.orchestration.run.processes import (
     train_in_workers,
 )
 from ramen_ray.orchestration.run.worker import WorkerResult
+from ramen_ray.orchestration.tune.experiment import Experiment
 from ramen_ray.orchestration.tune.trial_log import (
     EPOCH,
+    ERROR,
     NAME,
     SHARE_DONE,
     TrialLog,
     failures,
-    kept_error,
     name_of,
 )
 from ramen_ray.reports.search_report import TrialRecord
-from ramen_ray.tracking.addresses import tracking_uri
 from ramen_ray.tracking.runs import Run, prefixed
 
 REDUCTION_FACTOR = 3
-ERRORS = "errors"  # the folder of what trials failed with
 THREAD_TIMEOUT = "TUNE_FUNCTION_THREAD_TIMEOUT_S"
 """How long Tune waits for a trial that it has stopped, before it uses the process again."""
 A_DAY_S = 86_400
 
 
-@contextmanager
-def parent_run(directory: RunDirectory, config: RunConfig, made_from: Identity) -> Iterator[Run]:
-    """Hold the folder of an experiment of many runs, with Ray started and its MLflow run open.
-
-    Raises a ClusterError, TrackingError, or a RunError if another process holds or made the folder.
-    """
-    output = Path(config.output)
-    dataset = Dataset(config.dataset)
-    with in_use(dataset.path), directory.held(made_from, dataset.path, config.allow_changed):
-        # a trial that is stopped early prints a traceback
-        start_ray(show_workers=False, for_ray_train=True)
-        check_resources(config.workers)
-        run = directory.open_run(tracking_uri(output), config.experiment, output)
-        with run.closing():
-            try:
-                yield run
-                # of one dataset, MLflow keeps the figures that come first: those of the runs
-                run.log_dataset(dataset.name, made_from["dataset"], dataset.path, {})
-            except RunError:  # maybe as what runs are made from is not what it was
-                now = identity_of(config, Dataset(config.dataset))
-                check_meanwhile(made_from, now, config.dataset)
-                raise
-            except KeyboardInterrupt as stop:
-                raise KeyboardInterrupt(
-                    "the same command keeps finished runs, and goes on"
-                ) from stop
-
-
 def train_all(
+    experiment: Experiment,
     configs: Mapping[str, RunConfig],
-    parent: Run,
-    folder: Path,
-    expected: Identity,
     log: TrialLog,
+    tuned: Collection[str] = (),
     **limits: Any,
 ) -> str:
-    """Train every configuration as a part of one MLflow run; if one fails, the others go on.
+    """Train configurations, by their names, as runs of an experiment; if one fails, others go on.
 
-    Args:
-        configs: by the name of the run; of one dataset, with the same workers and metric.
-        parent: the MLflow run.
-        folder: where Tune keeps its files meanwhile, on a disk that all machines can reach.
-        expected: what all runs must be made from.
-        log: says how far they are.
-        limits: of Tune's TuneConfig.
-
-    Returns:
-        Which runs failed, in words; "" if none did.
+    They have one dataset, and the same workers and metric; see :class:`Trials` for ``tuned``.
+    ``limits`` are of Tune's TuneConfig. Returns which runs failed, in words; "" if none did.
     """
-    first = next(iter(configs.values()))
-    dataset = Dataset(first.dataset)
-    for config in configs.values() if first.workers.num_workers == 1 else ():
+    dataset = experiment.inputs.dataset
+    for config in configs.values() if experiment.inputs.config.workers.num_workers == 1 else ():
         with suppress(UserError):  # its trial will tell
             edges_to_train(config, prepared_data(config, dataset))
     log.total = len(configs)
-    trials = Trials(lambda params, _: configs[params[NAME]], expected, parent, first.workers, log)
-    with owned_folder(folder) as storage:
-        space = {NAME: tune.grid_search(list(configs))}
-        records = trials.fit(space, storage / "trials", limits)
-        if not limits and len(records) < len(configs):
-            raise KeyboardInterrupt  # before Tune had drawn the rest
-        return failures(records)
+    trials = Trials(experiment, lambda params, _: configs[params[NAME]], log, tuned)
+    records = trials.fit({NAME: tune.grid_search(list(configs))}, limits)
+    if not limits and len(records) < len(configs):
+        raise KeyboardInterrupt  # before Tune had drawn the rest
+    return failures(records)
 
 
 class Halving(ASHAScheduler):
@@ -172,20 +127,22 @@ class Halving(ASHAScheduler):
 
 @dataclass(frozen=True)
 class Trials:
-    """What trials have in common: each is a run, and a part of one run in MLflow."""
+    """What trials have in common: each is a run of an experiment."""
 
+    experiment: Experiment
     # returns a trial's configuration, from its parameters and its name
     config_of: Callable[[dict[str, Any], str], RunConfig]
-    expected: Identity  # what every run must be made from, or a part of it
-    parent: Run
-    workers: WorkersConfig
     log: TrialLog
+    tuned: Collection[str] = ()  # settings in which they may differ, though these name inputs
     at_once: int | None = None  # how many run at a time; None for as many as there is room for
 
-    def fit(
-        self, space: Mapping[str, Any], folder: Path, settings: Mapping[str, Any]
-    ) -> list[TrialRecord]:
-        """Run the trials of a space; Tune keeps its files in ``folder`` meanwhile.
+    @property
+    def workers(self) -> WorkersConfig:
+        """The workers of each."""
+        return self.experiment.inputs.config.workers
+
+    def fit(self, space: Mapping[str, Any], settings: Mapping[str, Any]) -> list[TrialRecord]:
+        """Run the trials of a space; Tune keeps its files in the experiment's folder meanwhile.
 
         ``settings`` are of Tune's TuneConfig. Returns what has become of each trial.
 
@@ -193,8 +150,7 @@ class Trials:
             KeyboardInterrupt: Ctrl-C.
             OSError: files that it writes are deleted, or made read-only, meanwhile.
         """
-        with running_tune():
-            shutil.rmtree(self.log.errors, ignore_errors=True)  # of an earlier call
+        with running_tune(), owned_folder(self.experiment.directory.path) as folder:
             tuner = tune.Tuner(
                 self._trainable(),
                 param_space=dict(space),
@@ -205,8 +161,8 @@ class Trials:
                     **settings,
                 ),
                 run_config=tune.RunConfig(
-                    name=folder.name,
-                    storage_path=str(folder.parent),
+                    name="trials",
+                    storage_path=str(folder),
                     callbacks=[self.log],
                     failure_config=tune.FailureConfig(max_failures=self.workers.max_failures),
                     verbose=0,
@@ -221,7 +177,7 @@ class Trials:
             except (UnpicklingError, EOFError) as error:  # a full disk has cut Tune's own files
                 raise OSError(ENOSPC, os.strerror(ENOSPC), str(folder)) from error
             finally:
-                self.parent.close_children_left_open()
+                self.experiment.run.close_children_left_open()
         if results.num_terminated + results.num_errors < len(results):
             raise KeyboardInterrupt  # which Tune treats as a pause
         return [self.log.record(trial) for trial in self.log.trials]
@@ -233,19 +189,20 @@ class Trials:
         """
         # by names of their own, as workers cannot unpickle all that ``self`` has
         config_of = self.config_of
-        expected = self.expected
-        errors = self.log.errors
+        expected = without_tuned(self.experiment.inputs.made_from, self.tuned)
         workers = self.workers
         at_once = self.at_once
 
         def train(params: dict[str, Any], parent: Run) -> None:
-            name = tune.get_context().get_trial_name()
-            with kept_error(errors, name):
-                config = config_of(params, name)
+            try:
+                config = config_of(params, tune.get_context().get_trial_name())
                 result = _train_in_trial(config, parent, expected)
-                reached = prefixed(VALIDATION, result.metrics["trained"]["validation"])
-                end = {EPOCH: config.training.epochs, SHARE_DONE: 1.0, IS_LAST: True}
-                tune.report({**reached, **end})
+            except Exception as error:  # Tune would start the trial again
+                tune.report({ERROR: (str(error).strip() or type(error).__name__).splitlines()[-1]})
+                return
+            reached = prefixed(VALIDATION, result.metrics["trained"]["validation"])
+            end = {EPOCH: config.training.epochs, SHARE_DONE: 1.0, IS_LAST: True}
+            tune.report({**reached, **end})
 
         machines = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         address = ray.get_runtime_context().gcs_address.rpartition(":")[0]
@@ -268,7 +225,8 @@ class Trials:
 
         # Tune writes a function that it pickles to disk, but not its parameters: the address of the
         # MLflow store may have a password.
-        return tune.with_resources(tune.with_parameters(train, parent=self.parent), resources)
+        with_parent = tune.with_parameters(train, parent=self.experiment.run)
+        return tune.with_resources(with_parent, resources)
 
 
 def _train_in_trial(config: RunConfig, parent: Run, expected: Identity) -> TrainResult:
@@ -276,10 +234,10 @@ def _train_in_trial(config: RunConfig, parent: Run, expected: Identity) -> Train
     logging.getLogger("ramen_ray").setLevel(logging.ERROR)
     os.environ.setdefault(START_TIMEOUT, str(A_DAY_S))  # if a machine is lost, until others end
     os.environ.setdefault(THREAD_TIMEOUT, "60")  # for the end of a background task
-    config = resolved(config)
-    dataset = Dataset(config.dataset)
-    made_from = identity_of(config, dataset)
-    check_meanwhile(expected, made_from, dataset.path)
+    inputs = Inputs.of(config)
+    config = inputs.config
+    dataset = inputs.dataset
+    check_meanwhile(expected, inputs.made_from, dataset.path)
     if not is_ready(config, dataset):
         # Within a trial, Ray Data would have the trial's own resources only, maybe without a CPU.
         with user_errors():
@@ -297,7 +255,7 @@ def _train_in_trial(config: RunConfig, parent: Run, expected: Identity) -> Train
 
     is_worker = "CPU" in ray.get_runtime_context().get_assigned_resources()
     in_workers = partial(train_in_workers, callbacks=[_ReportValidations(metric, epochs)])
-    return fit_on(dataset, config, made_from, train_here if is_worker else in_workers, parent)
+    return fit_on(inputs, train_here if is_worker else in_workers, parent)
 
 
 class _ReportValidations(TuneReportCallback):
@@ -336,6 +294,7 @@ def running_tune() -> Iterator[None]:
     """Silence Tune and its loggers, and release the CPUs and GPUs that its trials held."""
     os.environ["TUNE_DISABLE_AUTO_CALLBACK_LOGGERS"] = "1"
     os.environ["TUNE_MAX_PENDING_TRIALS_PG"] = "1"  # sample no trial before it can start
+    os.environ["TUNE_DISABLE_STRICT_METRIC_CHECKING"] = "1"  # a trial that fails reports none
     os.environ["TUNE_DISABLE_SIGINT_HANDLER"] = "1"  # else Ctrl-C looks like the end of the time
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
     with no_placement_group_left(), redirect_stdout(StringIO()):

@@ -34,10 +34,10 @@ from ramen_ray.method.model.pretrained import (
     most_tokens,
 )
 from ramen_ray.method.model.sentence_folder import open_encoder
-from ramen_ray.orchestration.background.from_checkpoints import embedding_dim
 from ramen_ray.orchestration.prepare.similar_set import add_similar
 from ramen_ray.orchestration.run.build import build_model, encoder_tokenizer
 from ramen_ray.orchestration.run.inputs import check_config
+from ramen_ray.orchestration.run.setup import embedding_dim
 
 WORDS = ["robin", "heron", "sloop", "ketch", "tango", "waltz", "maple", "alder"]
 TEXTS = ["robin", "heron sloop ketch", "tango zeppelin", "maple alder " * 12, "waltz waltz robin"]

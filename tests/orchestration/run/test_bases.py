@@ -19,7 +19,7 @@ from ramen_ray.orchestration.evaluate import evaluate_checkpoint
 from ramen_ray.orchestration.prepare.pipeline import prepare
 from ramen_ray.orchestration.run.build import build_propensity, encoder_tokenizer
 from ramen_ray.orchestration.run.fit import fit, fit_on
-from ramen_ray.orchestration.run.identity import identity_of
+from ramen_ray.orchestration.run.identity import Inputs
 from ramen_ray.orchestration.run.processes import train_in_workers
 from ramen_ray.presets import PRESETS
 
@@ -158,8 +158,6 @@ def _fit_killing_a_worker(config, at_step):
                 time.sleep(0.05)
 
     def train():
-        dataset = Dataset(config.dataset)
-        held = partial(train_in_workers, callbacks=[Holds()])
-        return fit_on(dataset, config, identity_of(config, dataset), held)
+        return fit_on(Inputs.of(config), partial(train_in_workers, callbacks=[Holds()]))
 
     return meanwhile(kill, train)

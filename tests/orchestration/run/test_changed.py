@@ -148,3 +148,23 @@ def test_a_run_and_its_base_are_trained_on_the_same(config, refused, monkeypatch
     said = rf": dataset .*; anchors/seller: new; ads: different; .*\({removes}\)"
     with pytest.raises(RunError, match=said):
         fit_beside_base(config)
+
+
+def test_a_base_without_classifiers_is_no_change_for_a_run_that_starts_with_some(
+    small_run, dataset_path, encoder_path, tmp_path, monkeypatch
+):
+    shutil.copytree(encoder_path, tmp_path / "encoder")
+    (tmp_path / "classifiers").mkdir()
+    trained = []
+
+    def train(inputs, *_):
+        trained.append(inputs.config.base.kind)
+        if len(trained) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(beside_base, "fit_on", train)
+    epochs = {"training.epochs": 3, "base.refresh_every": 1, "base.first_clustered_epoch": 1}
+    start = {"encoder.pretrained": str(tmp_path), "dataset": str(dataset_path)}
+    with pytest.raises(KeyboardInterrupt):
+        fit_beside_base(overlay(small_run, {**start, **epochs, "base.kind": "unidec"}))
+    assert trained == ["in_batch", "unidec", "unidec"]

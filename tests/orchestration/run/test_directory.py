@@ -12,7 +12,7 @@ from ramen_ray.orchestration.run.directory import (
     finished_run,
     open_run_directory,
 )
-from ramen_ray.orchestration.run.identity import identity_of
+from ramen_ray.orchestration.run.identity import Inputs, identity_of
 from ramen_ray.presets import tiny
 
 
@@ -28,8 +28,12 @@ def dataset(dataset_path):
     return Dataset(dataset_path)
 
 
+def _inputs(config, dataset):
+    return Inputs(config, dataset, identity_of(config, dataset))
+
+
 def _opened(config, dataset):
-    return open_run_directory(config, dataset.name, identity_of(config, dataset))
+    return open_run_directory(_inputs(config, dataset))
 
 
 def _refused(config, dataset, message):
@@ -82,7 +86,7 @@ def test_what_a_run_was_made_from_must_be_the_same_unless_it_is_allowed(
 ):
     def opened(chosen):
         if finished:
-            return finished_run(chosen, identity_of(chosen, dataset))
+            return finished_run(_inputs(chosen, dataset))
         with _opened(chosen, dataset) as directory:
             return directory
 
@@ -112,15 +116,15 @@ def test_a_name_is_of_one_configuration_of_one_dataset_and_one_version(
     def refuses(message, chosen, data=dataset):
         with pytest.raises(RunError, match=message):
             if finished:
-                finished_run(chosen, identity_of(chosen, data))
+                finished_run(_inputs(chosen, data))
             with _opened(chosen, data):
                 pass
 
     named = overlay(config, {"name": "mine"})
-    assert finished_run(named, identity_of(named, dataset)) is None
+    assert finished_run(_inputs(named, dataset)) is None
     with _opened(named, dataset) as directory:
         directory.note(finished=finished)
-    found = finished_run(named, identity_of(named, dataset))
+    found = finished_run(_inputs(named, dataset))
     assert found == (directory if finished else None)
     changed = overlay(named, {"optimizer.lr": 0.5, "regularization.lambda_x.links": 0.7})
     refuses(r"optimizer.lr \(0.005 there, 0.5 now\).*lambda_x.links", changed)

@@ -12,7 +12,6 @@ from support import WAITS_FOR_TASKS, begin_training, kill_train_worker, meanwhil
 
 from jobs import train
 from ramen_ray.config import overlay, read_config, write_config
-from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.store.made_folder import checksum_files, write_checksums
 from ramen_ray.errors import UserError
 from ramen_ray.method.model.dual_encoder import DualEncoder
@@ -22,7 +21,7 @@ from ramen_ray.orchestration.evaluate import evaluate_checkpoint
 from ramen_ray.orchestration.run.checkpoints import WRITER
 from ramen_ray.orchestration.run.directory import RunDirectory, RunError
 from ramen_ray.orchestration.run.fit import fit, fit_on
-from ramen_ray.orchestration.run.identity import identity_of
+from ramen_ray.orchestration.run.identity import Inputs
 from ramen_ray.orchestration.run.processes import train_in_one_worker
 from ramen_ray.orchestration.run.setup import TEXTS_AT_ONCE
 from ramen_ray.tracking.runs import Run
@@ -153,8 +152,7 @@ def test_a_step_that_does_not_fit_is_done_in_parts_to_the_same_numbers(config, u
         return train_in_one_worker(partial(in_little_memory, train), workers)
 
     little = overlay(config, {"name": "little-memory", "workers.max_failures": 0})
-    dataset = Dataset(little.dataset)
-    trained = fit_on(dataset, little, identity_of(little, dataset), run_workers)
+    trained = fit_on(Inputs.of(little), run_workers)
     assert most / 2 < RunDirectory(trained.run_directory).notes[TEXTS_AT_ONCE] <= most
     for name in ("loss/task", "loss/total"):
         expected = dict(zip(*unharmed.run.read_history(name), strict=True))
@@ -162,9 +160,7 @@ def test_a_step_that_does_not_fit_is_done_in_parts_to_the_same_numbers(config, u
         assert history == pytest.approx(expected, rel=1e-4), name
     most = 0
     with pytest.raises(UserError, match=r"step 1: .* training\.global_batch_size"):
-        fit_on(
-            dataset, overlay(little, {"name": "none"}), identity_of(little, dataset), run_workers
-        )
+        fit_on(Inputs.of(overlay(little, {"name": "none"})), run_workers)
 
 
 def test_a_damaged_run_goes_on_from_what_is_whole_to_the_same_numbers(config, unharmed, caplog):

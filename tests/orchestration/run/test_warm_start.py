@@ -16,8 +16,8 @@ from ramen_ray.data.store.dataset import Dataset, write_dataset
 from ramen_ray.errors import UserError
 from ramen_ray.method.model.dual_encoder import load_model
 from ramen_ray.orchestration.run.directory import RunDirectory, RunError
-from ramen_ray.orchestration.run.identity import trained_on, training_data
-from ramen_ray.orchestration.run.inputs import note_carried, resolved
+from ramen_ray.orchestration.run.identity import Inputs, resolved, trained_on, training_data
+from ramen_ray.orchestration.run.inputs import note_carried
 from ramen_ray.presets import with_base
 from ramen_ray.tracking.registry import Registry, uri_of
 
@@ -109,8 +109,9 @@ def test_encoder_head_and_classifiers_of_ads_that_stay_go_on(last_week, dataset_
 def test_ads_without_ids_are_told_apart_by_their_texts(last_week, dataset_path, tmp_path):
     config, before = last_week
     order = np.random.default_rng(2).permutation(Dataset(dataset_path).num_rows("ads"))[GONE:]
-    now = Dataset(_week(dataset_path, tmp_path / "second", order, with_ids=False))
-    note_carried(overlay(config, {"encoder.pretrained": str(before.encoder)}), now, tmp_path)
+    now = _week(dataset_path, tmp_path / "second", order, with_ids=False)
+    changes = {"encoder.pretrained": str(before.encoder), "dataset": str(now)}
+    note_carried(Inputs.of(overlay(config, changes)), tmp_path)
     texts = Dataset(dataset_path).read("ads").sort_by("ad_id")["text"].to_pylist()
     carried = np.load(tmp_path / "carried.npy")
     assert [texts[ad] for ad in carried] == [texts[ad] for ad in order]

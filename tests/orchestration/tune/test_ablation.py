@@ -17,7 +17,7 @@ from ramen_ray.config import ConfigError, overlay
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.orchestration.run import inputs
 from ramen_ray.orchestration.run.directory import RunError, open_run_directory
-from ramen_ray.orchestration.run.identity import identity_of
+from ramen_ray.orchestration.run.identity import Inputs
 from ramen_ray.orchestration.run.inputs import check_config
 from ramen_ray.orchestration.tune import finalists
 from ramen_ray.orchestration.tune.ablation import (
@@ -142,9 +142,7 @@ def test_a_dataset_that_changes_between_runs_stops_an_ablation_in_one_line(
 def first_attempt(cluster, config):
     """When each other run of an ablation with a failed run was finished."""
     taken = overlay(config, {"name": f"parts-{VARIANTS[0]}-seed0", "optimizer.lr": 0.1})
-    dataset = Dataset(config.dataset)
-    made_from = identity_of(taken, dataset)
-    with open_run_directory(taken, dataset.name, made_from) as directory:
+    with open_run_directory(Inputs.of(taken)) as directory:
         with pytest.raises(RunError, match="1 of 3 runs failed") as failure:
             ablate(config, ABLATION)
         (directory.path / "run.json").unlink()

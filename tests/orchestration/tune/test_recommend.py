@@ -21,13 +21,15 @@ from ramen_ray.orchestration.run.directory import (
     RunDirectory,
     RunError,
 )
-from ramen_ray.orchestration.run.identity import identity_of
+from ramen_ray.orchestration.run.identity import Inputs, identity_of, without_tuned
 from ramen_ray.orchestration.tune import recommend as module
-from ramen_ray.orchestration.tune.candidates import BASES, near
+from ramen_ray.orchestration.tune.candidates import BASES, near, start_of
+from ramen_ray.orchestration.tune.experiment import Experiment
 from ramen_ray.orchestration.tune.recommend import recommend
 from ramen_ray.orchestration.tune.settings import RecommendConfig
 from ramen_ray.presets import PRESETS, bag
 from ramen_ray.printed_commands import training_command
+from ramen_ray.reports.report_tables import as_markdown
 from ramen_ray.reports.search_report import TrialRecord
 from ramen_ray.tracking.runs import Run, open_run
 
@@ -44,7 +46,8 @@ def _search(output, **settings):
     directory = RunDirectory(output / "search")
     directory.create()
     asked = RecommendConfig(dataset="rdocs", output=str(output), **settings)
-    return module.Search(asked, directory, Dataset(asked.dataset))
+    inputs = Inputs.of(start_of(asked, "bag", asked.dataset))
+    return module.Search(asked, Experiment(inputs, directory, Run("unused", "unused")))
 
 
 def _finish(run, p_at_1):
@@ -168,15 +171,16 @@ class FinishedAtOnce:
         self.trained = []
         self.run = open_run(f"sqlite:///{output}/mlflow.db", "tests", "search", output)
         monkeypatch.setattr(module, "prepared_data", lambda *_: None)
-        monkeypatch.setattr(module, "parent_run", self.parent_run)
+        monkeypatch.setattr(module, "open_experiment", self.open_experiment)
         monkeypatch.setattr(module, "train_all", self.train_all)
         monkeypatch.setattr(module, "scores_of_run", self.scores)
 
-    def parent_run(self, directory, *_):
+    def open_experiment(self, inputs, *_):
+        directory = RunDirectory.of(inputs.config.output, str(inputs.config.name), "searches")
         directory.create()
-        return nullcontext(self.run)
+        return nullcontext(Experiment(inputs, directory, self.run))
 
-    def train_all(self, configs, *_, **limits):
+    def train_all(self, _, configs, *__, **limits):
         assert limits["time_budget_s"] > 0
         for name, config in configs.items():
             self.trained.append(name)
@@ -208,7 +212,7 @@ def test_a_search_goes_on_near_what_is_better_and_ends_with_further_seeds(
     assert len(again) == 2 * 3 and instead.trained[-len(again) :] == again
     assert found.sentences[0].startswith("train: bag-")
     assert "over the default, bag-unidec-graph: +" in " ".join(found.sentences)
-    values = [line.split("|")[2] for line in found.table.splitlines()[2:]]
+    values = [row[1] for row in found.table.rows]
     assert values == sorted(values, key=float, reverse=True)
     trained = [*instead.trained]
     assert recommend(settings).table == found.table
@@ -218,13 +222,13 @@ def test_a_search_goes_on_near_what_is_better_and_ends_with_further_seeds(
 def test_encoders_that_are_compared_are_not_taken_for_changed_ones(tmp_path, monkeypatch):
     expected = []
 
-    def train_nothing(*arguments, **limits):
-        expected.append(arguments[3])
+    def train_nothing(experiment, _, __, tuned, **limits):
+        expected.append(without_tuned(experiment.inputs.made_from, tuned))
         return ""
 
     monkeypatch.setattr(module, "train_all", train_nothing)
     for encoders in (("bag",), ("bag", "minilm")):
-        _search(tmp_path / "-".join(encoders), encoders=encoders).explore(Run("unused", "unused"))
+        _search(tmp_path / "-".join(encoders), encoders=encoders).explore()
     assert expected[0].keys() - expected[-1] == {"encoder"}
 
 
@@ -235,9 +239,9 @@ def test_a_search_ends_in_time_with_a_command_and_goes_on_where_it_stopped(
     settings = RecommendConfig(dataset="foldoc", minutes=2, output=str(tmp_path))
     with caplog.at_level(logging.INFO):
         found = recommend(settings)
-    assert "test" not in " ".join([found.table, *found.sentences, *caplog.messages])
-    rows = [line.split("|")[1:4] for line in found.table.splitlines()[2:]]
-    values = [float(p_at_1) + float(r_at_10) for _, p_at_1, r_at_10 in rows]
+    table = as_markdown(found.table)
+    assert "test" not in " ".join([table, *found.sentences, *caplog.messages])
+    values = [float(row[1]) + float(row[2]) for row in found.table.rows]
     assert values == sorted(values, reverse=True) and values
     config = run_config_of(shlex.split(training_command(found.config))[2:])
     assert config == found.config

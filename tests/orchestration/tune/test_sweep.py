@@ -35,6 +35,8 @@ from ramen_ray.data.store.dataset import Dataset, write_dataset
 from ramen_ray.idle_settings import advice_on_idle
 from ramen_ray.long_work import in_background
 from ramen_ray.orchestration.run.directory import RunDirectory, RunError
+from ramen_ray.orchestration.run.identity import Inputs
+from ramen_ray.orchestration.tune import experiment
 from ramen_ray.orchestration.tune import sweep as sweep_module
 from ramen_ray.orchestration.tune import trials as trials_module
 from ramen_ray.orchestration.tune.draws import Drawing, TrialSearch, check_space
@@ -299,8 +301,8 @@ def without_ray(monkeypatch):
     context = SimpleNamespace(gcs_address="127.0.0.1:1")
     monkeypatch.setattr(ray, "nodes", list)
     monkeypatch.setattr(ray, "get_runtime_context", lambda: context)
-    monkeypatch.setattr(trials_module, "start_ray", lambda **_: None)
-    monkeypatch.setattr(trials_module, "check_resources", lambda _: None)
+    monkeypatch.setattr(experiment, "start_ray", lambda **_: None)
+    monkeypatch.setattr(experiment, "check_resources", lambda _: None)
     monkeypatch.setattr(trials_module, "no_placement_group_left", nullcontext)
     monkeypatch.setattr(tune, "Tuner", take)
     monkeypatch.setattr(sweep_module, "prepared_data", lambda *_: None)
@@ -415,21 +417,16 @@ def test_a_failing_store_does_not_end_trials(config, monkeypatch, caplog):
     directory.create()
     drawing = Drawing(config, margins, {})
     records = {"7": TrialRecord("7")}
-    shown = sweep_module.Sweep(drawing, SETTINGS, directory, training_command, records)
-    output = Path(config.output)
-    log = TrialLog(
-        output=str(output),
-        epochs=10,
-        decides=["P@1"],
-        errors=output / "errors",
-        on_end=shown.note_ends,
-    )
+    run = experiment.Experiment(Inputs.of(config), directory, Run("unused", "unused"))
+    shown = sweep_module.Sweep(run, drawing, SETTINGS, training_command, records)
+    log = TrialLog(run, ["P@1"], on_end=shown.note_ends)
     log.setup()
-    (log.errors / "7").write_text("a reason")
-    trial = SimpleNamespace(config={"name": "7"}, status="ERROR", run_metadata=SimpleNamespace())
-    log.on_trial_error(1, [trial], trial)
+    failed = {"error": "a reason"}
+    trial = SimpleNamespace(config={"name": "7"}, status="TERMINATED", last_result=failed)
+    log.on_trial_complete(1, [trial], trial)
+    assert shown.records["7"].end == "failed: a reason"
     assert "the store is locked" in caplog.text
-    assert [file.name for file in shown.report.iterdir()] == ["trials.csv"]
+    assert [file.name for file in run.report.iterdir()] == ["trials.csv"]
 
 
 SHARES = 0.1, 0.35, 0.95  # of a training, at which trials were validated

@@ -11,11 +11,11 @@ from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 from support import kill_process, meanwhile, wait_until
 
 from ramen_ray.config import overlay
-from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.orchestration.run.directory import RunDirectory
 from ramen_ray.orchestration.run.fit import fit
-from ramen_ray.orchestration.run.identity import identity_of
+from ramen_ray.orchestration.run.identity import Inputs
 from ramen_ray.orchestration.run.inputs import is_ready
+from ramen_ray.orchestration.tune.experiment import Experiment
 from ramen_ray.orchestration.tune.trial_log import TrialLog
 from ramen_ray.orchestration.tune.trials import Trials, train_all
 from ramen_ray.tracking.addresses import tracking_uri
@@ -46,19 +46,13 @@ def _directory(config):
     return RunDirectory.of(config.output, str(config.name))
 
 
-def _expected(config):
-    return identity_of(config, Dataset(config.dataset))
+def _experiment(config, parent):
+    return Experiment(Inputs.of(config), RunDirectory(Path(config.output)), parent)
 
 
 def _in_trial(config, parent):
-    configs = {str(config.name): config}
-    log = TrialLog(
-        output=config.output,
-        epochs=config.training.epochs,
-        decides=["P@1"],
-        errors=Path(config.output) / "errors",
-    )
-    return train_all(configs, parent, Path(config.output), _expected(config), log)
+    experiment = _experiment(config, parent)
+    return train_all(experiment, {str(config.name): config}, TrialLog(experiment, ["P@1"]))
 
 
 def _kill_trial():
@@ -115,19 +109,12 @@ def test_a_trial_that_is_stopped_leaves_its_process_to_the_next(config, unharmed
         return overlay(config, params)
 
     names = ["stopped", "next", "last"]
-    log = TrialLog(
-        output=config.output,
-        epochs=config.training.epochs,
-        decides=["P@1"],
-        errors=tmp_path / "errors",
-        total=len(names),
-    )
-    assert is_ready(config, Dataset(config.dataset))
-    trials = Trials(config_of, _expected(config), parent, config.workers, log, at_once=1)
+    experiment = _experiment(config, parent)
+    assert is_ready(config, experiment.inputs.dataset)
+    log = TrialLog(experiment, ["P@1"], len(names))
+    trials = Trials(experiment, config_of, log, at_once=1)
     space = {"name": tune.grid_search(names)}
-    ends = [
-        record.end for record in trials.fit(space, tmp_path / "tune", {"scheduler": StopsOne()})
-    ]
+    ends = [record.end for record in trials.fit(space, {"scheduler": StopsOne()})]
     assert ends[0] == "stopped early"
     assert all(end.startswith("trained to the end") for end in ends[1:])
     seen = [(tmp_path / name).read_text().split() for name in names]
