@@ -3,8 +3,8 @@
     python jobs/train.py bag-unidec --base.order random --base.hard-negatives none
     python examples/plain.py
 
-A bag of token embeddings and a free vector for each ad, its classifier, learn to find ads (UniDEC),
-while graphs pull ads to their anchors as far as that helps (RAMEN). Draws are seeded as the job's.
+A bag of token embeddings and a vector for each ad, its classifier, learn to find ads (UniDEC), and
+graphs pull ads to their anchors as far as that helps (RAMEN). Draws are those of the job.
 Shapes: B queries of a batch, L ads of its pool, N nodes and A anchors of a graph, D width.
 """
 
@@ -63,12 +63,12 @@ class Training:
     """Small data, of which all train queries have clicks, and what learns from them."""
 
     def __init__(self, config: RunConfig) -> None:
-        self.config, dataset = config, Dataset(config.dataset)
+        self.config = config
+        dataset = Dataset(config.dataset)
         self.clicked = {split: dataset.clicks(split).toarray() > 0 for split in SPLITS}
         self.query_ids = np.argsort(mix(np.arange(len(self.clicked["train"]))))  # a fixed shuffle
         self.clicked["train"] = self.clicked["train"][self.query_ids]
-        queries, ads = self.clicked["train"].nonzero()
-        self.clicks = Csr.from_pairs(queries, ads, len(self.query_ids))
+        self.clicks = Csr.from_pairs(*self.clicked["train"].nonzero(), len(self.query_ids))
         self.steps_per_epoch = len(self.query_ids) // config.training.global_batch_size
         self.graphs, self.linked = {}, {}
         for name in config.regularization.lambda_z:
@@ -89,7 +89,9 @@ class Training:
         vectors = normalize(self.head(self.means("ads"))).detach()  # classifiers begin as texts
         self.classifiers = nn.Embedding.from_pretrained(vectors, freeze=False, sparse=True)
         self.highest = torch.tensor([*config.regularization.lambda_z.values()])
-        self.lambdas, self.pulls, self.num_looks = 0.1 * self.highest, self.highest < 0, 0
+        self.lambdas = 0.1 * self.highest
+        self.pulls = torch.zeros_like(self.highest, dtype=torch.bool)
+        self.num_looks = 0
 
     def means(self, table: str, rows: Int64s | None = None) -> Tensor:
         """Return the means (n, D) of the token embeddings of a table's texts, or of some rows'."""
@@ -104,8 +106,8 @@ class Training:
         epoch, place = divmod(step, self.steps_per_epoch)
         size = config.training.global_batch_size
         queries = random_order(len(self.query_ids), size, range(size), config.seed, epoch)[place]
-        key, num_ads = (config.seed, epoch), config.base.parts.num_positives
-        ads = draw_ads(self.clicks, queries, self.query_ids[queries], key, num_ads)
+        num_ads = config.base.parts.num_positives
+        ads = draw_ads(self.clicks, queries, self.query_ids[queries], (config.seed, epoch), num_ads)
         pool = np.unique(ads[ads >= 0])
         clicked_BL = torch.from_numpy(self.clicked["train"][np.ix_(queries, pool)])
         means_BD = self.means("queries/train", queries)
@@ -113,7 +115,8 @@ class Training:
         asked_BL = self.head(means_BD) @ self.classifiers(torch.from_numpy(pool)).T
         losses = [softmax_loss(queries_BD @ pool_LD.T, clicked_BL, config.loss.temperature)]
         losses.append(softmax_loss(asked_BL, clicked_BL, config.classifier.temperature))
-        first, gains = np.searchsorted(pool, ads[:, 0]), []
+        first = np.searchsorted(pool, ads[:, 0])
+        gains = []
         for number, (name, edges) in enumerate(self.graphs.items()):  # nodes of all, clicked or not
             chances = uniforms((config.seed, step, Stream.NODE, number), np.arange(size))
             nodes = edges.filled_rows[(chances * len(edges.filled_rows)).astype(int)]
@@ -150,7 +153,8 @@ class Training:
     @torch.no_grad()
     def evaluate(self, split: str) -> dict[str, Float64s]:
         """Search by two cosines, of encoder and classifiers; returns the queries' metrics."""
-        settings, ads = self.config.classifier, self.means("ads")
+        settings = self.config.classifier
+        ads = self.means("ads")
         is_trained = torch.from_numpy(self.clicked["train"].any(axis=0))[:, None]
         by_text = settings.text_scale * normalize(self.head(ads))
         classifiers = torch.where(is_trained, normalize(self.classifiers.weight), by_text)
@@ -165,25 +169,25 @@ class Training:
 
     def train(self) -> tuple[list[list[float]], dict[str, dict[str, Float64s]]]:
         """Train; returns steps' losses and λ, and metrics of the last epoch, or a better one."""
-        config, rates = self.config, self.config.optimizer
+        rates = self.config.optimizer
+        head = self.config.classifier
         matrices = [self.bag.weight, self.head.linear.weight]
         groups = [{"params": matrices}, {"params": [self.head.linear.bias], "weight_decay": 0.0}]
         dense = optim.AdamW(groups, rates.lr, eps=1e-6, weight_decay=rates.weight_decay)
-        sparse = optim.SparseAdam([self.classifiers.weight], config.classifier.lr)
-        optimizers = dense, sparse
-        total = self.steps_per_epoch * config.training.epochs
+        sparse = optim.SparseAdam([self.classifiers.weight], head.lr)
+        total = self.steps_per_epoch * self.config.training.epochs
         rise = round(rates.warmup_fraction * total)
         shares = [min(step / rise, (total - step) / (total - rise)) for step in range(total + 1)]
-        schedules = [optim.lr_scheduler.LambdaLR(adam, shares.__getitem__) for adam in optimizers]
-        of_both = torch.tensor([1 - config.classifier.share, config.classifier.share])
+        moves = [optim.lr_scheduler.LambdaLR(adam, shares.__getitem__) for adam in (dense, sparse)]
+        weights = torch.tensor([1 - head.share, head.share])  # of encoder and classifiers
         history, epochs = [], []
         for step in range(total):
             losses, lambdas = self.step(step)
-            (losses * torch.cat([of_both, lambdas])).sum().backward()
-            for optimizer, schedule in zip(optimizers, schedules, strict=True):
-                optimizer.step()
-                schedule.step()
-                optimizer.zero_grad()
+            (losses * torch.cat([weights, lambdas])).sum().backward()
+            for move in moves:
+                move.optimizer.step()
+                move.step()
+                move.optimizer.zero_grad()
             history.append([*losses.tolist(), *lambdas.tolist()])
             if (step + 1) % self.steps_per_epoch == 0:
                 epochs.append({split: self.evaluate(split) for split in SPLITS[1:]})
