@@ -3,18 +3,16 @@
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import faiss
 import numpy as np
 import pytest
-from conftest import Done, Refused
 from safetensors.numpy import load_file
 from short_runs import fit_here
 
 from jobs import combine as combine_job
 from jobs import index as index_job
-from ramen_ray.config import RunConfig, overlay
+from ramen_ray.config import overlay
 from ramen_ray.data.splits.novel import NovelSettings, make_novel_split
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.store.made_folder import unused, write_checksums
@@ -26,7 +24,6 @@ from ramen_ray.orchestration.new_ads import combine as combining
 from ramen_ray.orchestration.prepare.pipeline import prepare
 from ramen_ray.orchestration.run.build import encoder_tokenizer
 from ramen_ray.orchestration.run.directory import RunDirectory
-from ramen_ray.orchestration.run.fit import TrainResult
 from ramen_ray.tracking.registry import Registry
 from ramen_ray.tracking.runs import Run
 
@@ -35,17 +32,17 @@ QUICK += ["--workers.cpus-per-worker", 1]
 
 
 @pytest.fixture(scope="module")
-def config(small_run: RunConfig, split_path: Path) -> RunConfig:
+def config(small_run, split_path):
     changes = {"dataset": str(split_path), "name": "encoder", "training.epochs": 2}
     return overlay(small_run, changes)
 
 
 @pytest.fixture(scope="module")
-def trained(cluster: None, config: RunConfig) -> TrainResult:
+def trained(cluster, config):
     return fit_here(config)
 
 
-def _words(run: Path, output: Path, *more: object) -> list[object]:
+def _words(run, output, *more):
     return [combine_job, "--run", run, "--output", output, *QUICK, *more]
 
 
@@ -55,7 +52,7 @@ def test_a_combiner_is_trained_evaluated_resumed_and_used_for_new_ads(
     words = _words(trained.run_directory, Path(config.output))
     embed_texts = combining.embed_texts
 
-    def embed(*arguments: Any) -> None:
+    def embed(*arguments):
         with unused(split_path) as is_unused:
             assert not is_unused, "the dataset is held"
         embed_texts(*arguments)
@@ -76,7 +73,7 @@ def test_a_combiner_is_trained_evaluated_resumed_and_used_for_new_ads(
     _check_new_ads(re.findall(r"retriever: (\S+)", printed)[0], trained, done, tmp_path)
 
 
-def _check_text_row(printed: str, config: RunConfig, trained: TrainResult) -> None:
+def _check_text_row(printed, config, trained):
     """The row of texts is what evaluation measures."""
     tokenizer = encoder_tokenizer(config.encoder)
     data = prepare(Dataset(config.dataset), Path(config.output) / "prepared", tokenizer)
@@ -87,27 +84,25 @@ def _check_text_row(printed: str, config: RunConfig, trained: TrainResult) -> No
         assert float(cells.split("│")[3]) == pytest.approx(100 * expected, abs=0.01)
 
 
-def _check_resumed(
-    directory: RunDirectory, again: list[object], done: Done, refused: Refused, tmp_path: Path
-) -> None:
+def _check_resumed(directory, again, done, refused, tmp_path):
     """A run whose end is deleted continues from its last checkpoint, to the same result."""
-    folder, made_from = directory.path, directory.notes["made_from"]
-    assert f"the combiner {folder} is finished" in refused(*again)
+    folder = directory.path
+    made_from = directory.notes["made_from"]
+    assert str(folder) in refused(*again)
     directory.note(finished=False, made_from={**made_from, "torch": "1.0"})
     error = refused(*again)
-    assert "torch ('1.0' there, " in error and "--allow-changed" in error
+    assert "torch" in error
+    assert "--allow-changed" in error
     directory.note(made_from=made_from)
     *_, last = sorted(folder.glob("checkpoint_0*"))
     kept = (last / "combiner.safetensors").rename(tmp_path / "kept")  # as if of another version
     write_checksums(last)
-    error = refused(*again, "--allow-changed")
-    assert f"cannot go on from {last}: " in error
-    assert f"delete {folder} to train from the start" in error
+    assert str(last) in refused(*again, "--allow-changed")
     kept.rename(last / "combiner.safetensors")
     identity = (last / "made_from.json").read_text()
     (last / "made_from.json").write_text('{"combiner": "another"}')
     write_checksums(last)
-    assert f"{last} is another run's: combiner ('another' there, " in refused(*again)
+    assert str(last) in refused(*again)
     (last / "made_from.json").write_text(identity)
     write_checksums(last)
     before = load_file(folder / "combiner" / "combiner.safetensors")
@@ -117,7 +112,7 @@ def _check_resumed(
         np.testing.assert_array_equal(values, after[name])
 
 
-def _check_new_ads(model_uri: str, trained: TrainResult, done: Done, tmp_path: Path) -> None:
+def _check_new_ads(model_uri, trained, done, tmp_path):
     """New ads get combined vectors; without the combiner's folder, those of their texts."""
     ads = tmp_path / "ads.csv"
     ads.write_text("ad_id,text\nn1,old robin heron\nn2,new sloop ketch\n")
@@ -126,28 +121,21 @@ def _check_new_ads(model_uri: str, trained: TrainResult, done: Done, tmp_path: P
     uri = re.findall(r"models:/\S+", done(*job))[0]
     folder = Registry(trained.run.uri).download(uri, tmp_path)
     index = faiss.read_index(str(folder / "index.faiss"))
-    combined, embed = open_combined_ads(folder / "combiner"), text_embedder(folder)
-    texts = embed(["old robin heron", "new sloop ketch"])
-    expected = combined.represent(texts)
+    texts = text_embedder(folder)(["old robin heron", "new sloop ketch"])
+    expected = open_combined_ads(folder / "combiner").represent(texts)
     found = index.reconstruct_n(index.ntotal - 2, 2)
     np.testing.assert_allclose(found, expected, atol=1e-6)
     assert np.linalg.norm(index.reconstruct_n(0, index.ntotal - 2), axis=1).max() <= 1.0001
 
 
-CASES: list[tuple[dict[str, object], str]] = [
-    ({"--run": "nowhere"}, "nowhere does not exist; give one such as outputs/runs/NAME"),
-    ({"--combiner.neighbours": 40}, "combiner.neighbours 40 needs more"),
-    ({"--combiner.batch-size": 512}, "fewer than combiner.batch_size 512"),
-    ({"--combiner.heads": 5}, "combiner.heads 5 must divide the vectors' width 32"),
-]
-
-
-@pytest.mark.parametrize(("changes", "message"), CASES)
-def test_bad_input_is_one_clear_line(changes, message, trained, refused):
-    given = dict(changes)
-    output, run = trained.run_directory.parent.parent, given.pop("--run", trained.run_directory)
-    words = [word for item in given.items() for word in item]
-    assert message in refused(*_words(Path(run), output, *words))
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [("combiner.neighbours", 40), ("combiner.batch_size", 512), ("combiner.heads", 5)],
+)
+def test_a_setting_that_does_not_fit_the_run_is_named(setting, value, trained, refused):
+    run = trained.run_directory
+    words = _words(run, run.parent.parent, f"--{setting.replace('_', '-')}", value)
+    assert f"{setting} {value}" in refused(*words)
 
 
 def test_a_run_without_novel_ads_or_on_changed_data_is_refused(
@@ -161,11 +149,8 @@ def test_a_run_without_novel_ads_or_on_changed_data_is_refused(
     (other / "run.json").write_text(json.dumps(notes))
     changed = make_novel_split(dataset_path, tmp_path / "changed", NovelSettings(0.3, seed=4)).path
     again = _words(other, run_path.parent.parent)
-    for dataset, message in (
-        (dataset_path, "has no novel ads to evaluate on"),
-        (changed, "has changed since the run"),
-    ):
+    for dataset in (dataset_path, changed):
         (other / "config.json").write_text(json.dumps({**settings, "dataset": str(dataset)}))
-        assert message in refused(*again)
+        assert str(dataset) in refused(*again)
     RunDirectory(other).note(finished=False)
-    assert "is not finished" in refused(*again)
+    assert str(other) in refused(*again)
