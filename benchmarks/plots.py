@@ -64,6 +64,15 @@ NEW_ADS = {
     "combiner (release)": "base: combiner (release)",
     "graph: combiner (release)": "RAMEN: combiner (release)",
 }
+TRANSFORMERS = {
+    "a bag": "unidec: both + RAMEN",  # of results.csv
+    "one layer": "minilm-unidec: graph",
+    "one layer, fixed λ": "minilm-unidec: graph, fixed λ",
+    "one layer, queries' edges too": "minilm-unidec: graph of queries too",
+    "one layer, shuffled graph": "minilm-unidec: shuffled graph",
+    "one layer, shuffled, fixed λ": "minilm-unidec: shuffled graph, fixed λ",
+    "six layers": "minilm-6-unidec: graph",
+}
 RIVALS = {
     "tab:gray": ("TF-IDF, characters", "BM25"),
     "tab:purple": ("MiniLM, zero-shot", "MiniLM, trained", "static, trained"),
@@ -77,6 +86,7 @@ STYLE = {"axes.spines.top": False, "axes.spines.right": False, "axes.grid": True
 def main() -> None:
     matplotlib.rcParams.update(STYLE)
     _forest("results", GRAPH, "points that the graph adds to its base")
+    _forest("transformer_gain", TRANSFORMERS, "points that the graph adds", beside="results")
     _forest("oak", OAK, "points over ance")
     _forest("new_ads", NEW_ADS, "points over none", ("R@10 of new ads", "R@10 of all ads"))
     _forest("judgements", JUDGED, "points over clicks alone", ("bad@5", "truth R@10"))
@@ -90,12 +100,17 @@ def _rows(name: str) -> list[dict[str, str]]:
 
 
 def _forest(
-    name: str, lines: Mapping[str, str], meaning: str, metrics: tuple[str, str] = ("P@1", "R@10")
+    name: str,
+    lines: Mapping[str, str],
+    meaning: str,
+    metrics: tuple[str, str] = ("P@1", "R@10"),
+    beside: str = "",
 ) -> None:
-    """Draw differences with their intervals, for each line and dataset."""
+    """Draw differences with their intervals, for each line and dataset; also of a table beside."""
     found: dict[tuple[str, str, str], dict[str, str]] = {}
-    for row in filter(lambda row: row["over"], _rows(name)):
-        found.setdefault((row["dataset"], row["variant"], row["metric"]), row)
+    for row in _rows(name) + (_rows(beside) if beside else []):
+        if row["over"] and row["variant"] in lines.values():
+            found.setdefault((row["dataset"], row["variant"], row["metric"]), row)
     colours = COLOURS | {"shop_shown": "tab:purple"}
     datasets = [dataset for dataset in colours if any(key[0] == dataset for key in found)]
     figure = Figure(figsize=(10, 1.4 + 0.45 * len(lines)), layout="constrained")

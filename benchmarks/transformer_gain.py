@@ -54,11 +54,11 @@ def main() -> None:
         runs = dict[str, list[ByQuery]]()
         for title in dict.fromkeys((BASE, *asked.rows)):
             runs[title] = row_of(config, title, asked.seeds, asked.splits, asked.kept)
-            if runs[title]:
+            if runs[BASE] and runs[title]:
                 over = "" if title == BASE else f"{preset}: {BASE}"
                 lines += compared(dataset, f"{preset}: {title}", runs[title], over, runs[BASE])
                 write("transformer_gain", lines, asked.into)  # now, as a GPU may be taken away
-        if runs.get(GRAPH):
+        if runs[BASE] and runs.get(GRAPH):
             gain = mean(runs[GRAPH], "R@10") / mean(runs[BASE], "R@10")
     finish(gain, {})
 
