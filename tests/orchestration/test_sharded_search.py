@@ -46,24 +46,21 @@ def embeddings(tmp_path):
     return queries, ads
 
 
-def _searched(tmp_path, num_threads=1):
-    three = embedded_shards(tmp_path / "embeddings.npy", 2500, 1e-6)
-    assert len(three) == 3
-    blocks = search_shards(three, tmp_path / "embeddings.npy", 2500, K, num_threads)
-    return put_together(blocks, 2500, K)
-
-
 @pytest.mark.parametrize("held", [0, NUM_CPUS], ids=["two at once", "without"])
 def test_queries_stream_through_all_shards_with_the_cpus_that_are_free(
     cluster, embeddings, tmp_path, held
 ):
+    file = tmp_path / "embeddings.npy"
+    three = embedded_shards(file, 2500, 1e-6)
+    assert len(three) == 3
     with no_placement_group_left():
         if held:
             ray.get(placement_group([{"CPU": held}]).ready())
-        found = _searched(tmp_path)
+        blocks = search_shards(three, file, 2500, K, 1)
+        found = put_together(blocks, 2500, K)
     for some, expected in zip(found, best_by_a_sort(*embeddings, K), strict=True):
         assert some.tolist() == expected.tolist()
-    assert [file.name for file in tmp_path.iterdir()] == ["embeddings.npy"]
+    assert [*tmp_path.iterdir()] == [file]
 
 
 def test_a_checkpoint_is_evaluated_in_shards_as_without(
@@ -87,26 +84,23 @@ def test_a_checkpoint_is_evaluated_in_shards_as_without(
 def test_judgements_of_the_sources_that_are_asked_for_measure_a_checkpoint(
     cluster, small_run, dataset_path, encoder_path, tmp_path
 ):
-    pairs = [(query, ad) for query in range(12) for ad in range(40)]
-    grades = {"human": [(query + ad) % 3 / 2 for query, ad in pairs], "teacher": [0.0] * 480}
-    rows = [
-        (*pair, by, grade)
-        for by, of_source in grades.items()
-        for pair, grade in zip(pairs, of_source, strict=True)
-    ]
+    queries, ads = np.divmod(np.arange(480), 40)
+    grades = (queries + ads) % 3 / 2
     tables = tables_in(dataset_path)
-    tables["judged/test"] = pa.table([*zip(*rows, strict=True)], JUDGEMENTS.names)
+    sources = np.repeat(["human", "teacher"], 480)
+    judged = [*np.tile([queries, ads], 2), sources, np.append(grades, 0 * grades)]
+    tables["judged/test"] = pa.table(judged, JUDGEMENTS.names)
     dataset = str(write_dataset(tmp_path / "judged", tables, name="judged").path)
     DualEncoder(build_bag(str(encoder_path))).save(tmp_path / "model", 16)
     changes = {"encoder.kind": "bag", "encoder.max_length": 16, "dataset": dataset}
     write_config(overlay(small_run, changes), tmp_path / "model" / "config.json")
     file = tmp_path / "found.parquet"
-    for by, mean in (("human",), grades["human"]), ((), [grade / 2 for grade in grades["human"]]):
+    for by, share in ((("human",), 1), ((), 0.5)):
         metrics = evaluate_checkpoint(tmp_path / "model", "test", dataset, file, judged_by=by)
-        grade_of = dict(zip(pairs, mean, strict=True))
         answers = [row for row in pq.read_table(file).to_pylist() if row["rank"] <= 5]
-        bad = [grade_of[int(row["query_id"]), int(row["ad_id"])] < 0.5 for row in answers]
-        assert metrics["bad@5"] == pytest.approx(sum(bad) / len(bad))
+        shown = [40 * int(row["query_id"]) + int(row["ad_id"]) for row in answers]
+        bad = share * grades[shown] < 0.5
+        assert metrics["bad@5"] == pytest.approx(bad.mean())
         assert metrics["judged@5"] == 1.0
     with pytest.raises(DatasetError, match="'me'"):
         evaluate_checkpoint(tmp_path / "model", "test", dataset, judged_by=["me"])

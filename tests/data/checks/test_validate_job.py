@@ -1,18 +1,10 @@
-"""Findings as people see them: in jobs/validate.py, and in the log of a training job."""
+"""Findings as people see them in jobs/validate.py; test_cache has those of a training job."""
 
 import json
-import logging
-from pathlib import Path
 
 from breaking import set_cells
-from support import MAX_LENGTH
 
 from jobs import validate as job
-from ramen_ray.data.checks.validation import validate
-from ramen_ray.data.prepared.folder import Prepared
-from ramen_ray.data.store.dataset import Dataset
-from ramen_ray.method.model.pretrained import load_tokenizer, text_tokenizer
-from ramen_ray.orchestration.prepare import pipeline
 
 
 def test_warnings_alone_end_in_exit_code_0(copied, done):
@@ -43,31 +35,3 @@ def test_errors_come_first_and_end_in_exit_code_1(copied, tmp_path, run_here):
 def test_findings_that_cannot_be_written_are_one_clear_line(copied, refused):
     file = copied / "nowhere" / "findings.json"
     assert f"--json-file {file}: " in refused(job, copied, "--json-file", file)
-
-
-def _prepare(path: Path, encoder: Path) -> Prepared:
-    tokenizer = text_tokenizer(load_tokenizer(str(encoder)), MAX_LENGTH, True)
-    return pipeline.prepare(Dataset(path), path.parent / "cache", tokenizer)
-
-
-def test_a_job_logs_warnings_of_a_dataset_once(cluster, copied, encoder_path, caplog, monkeypatch):
-    set_cells("queries/test", "text", 0, "an old\ufffd heron")(copied)
-    (copied / "spare.parquet").write_bytes(b"")
-    monkeypatch.setattr(pipeline, "MAX_WARNINGS_SHOWN", 5)
-    logged = []
-    for _ in range(2):
-        with caplog.at_level(logging.WARNING, pipeline.__name__):
-            _prepare(copied, encoder_path)
-        logged.append([record.getMessage() for record in caplog.records])
-        caplog.clear()
-    assert logged[1] == []
-    assert "spare.parquet" in logged[0][0]
-    assert "queries/test.parquet, row 0, column 'text'" in logged[0][2]
-    num_warnings = len(validate(Dataset(copied)))
-    assert logged[0][5] == f"and {num_warnings - 5} more: python jobs/validate.py {copied}"
-    assert len(logged[0]) == 8, "and what the encoder loses of the texts"
-    moved = copied.rename(copied.parent / "moved")
-    with caplog.at_level(logging.WARNING, pipeline.__name__):
-        _prepare(moved, encoder_path)
-    found = [record.getMessage() for record in caplog.records]
-    assert found == [line.replace(str(copied), str(moved)) for line in logged[0]]
