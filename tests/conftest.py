@@ -459,11 +459,8 @@ def _no_store_is_left():
         sys.modules["mlflow"].set_tracking_uri(None)
 
 
-RunHere = Callable[..., tuple[int, str]]
-
-
 @pytest.fixture
-def run_here(monkeypatch, capsys) -> RunHere:
+def run_here(monkeypatch, capsys) -> Callable[..., tuple[int, str]]:
     """Runs a job in this process with arguments; returns its exit code and what it printed."""
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
 
@@ -476,11 +473,8 @@ def run_here(monkeypatch, capsys) -> RunHere:
     return call
 
 
-Done = Refused = Callable[..., str]
-
-
 @pytest.fixture
-def done(run_here) -> Done:
+def done(run_here) -> Callable[..., str]:
     """Runs a job that must succeed; returns what it printed."""
 
     def call(job, *arguments):
@@ -492,7 +486,7 @@ def done(run_here) -> Done:
 
 
 @pytest.fixture
-def refused(run_here) -> Refused:
+def refused(run_here) -> Callable[..., str]:
     """Runs a job that must refuse its arguments; returns what it says last: why, and findings."""
 
     def call(job, *arguments):
