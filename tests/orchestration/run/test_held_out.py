@@ -27,7 +27,8 @@ def _setup(right):
 
     return SimpleNamespace(
         plan=SimpleNamespace(metric="P@1"),
-        config=SimpleNamespace(dataset=""),
+        config=None,
+        inputs=SimpleNamespace(dataset=None),
         data=None,
         trained_model=lambda folder: SimpleNamespace(step=folder, classifiers=True, part=""),
         measure=measure,
@@ -57,7 +58,6 @@ def test_all_vectors_of_the_last_checkpoint_answer_unless_others_are_better_beyo
     counts = np.ones(NUM_ADS, dtype=np.int64)
     ground_truth = GroundTruth.from_clicks(truth, counts, NUM_QUERIES, Propensity())
     monkeypatch.setattr(what_answers, "build_ground_truth", lambda *_: ground_truth)
-    monkeypatch.setattr(what_answers, "Dataset", lambda _: None)
     monkeypatch.setattr(what_answers, "alike_queries", lambda *_: np.arange(NUM_QUERIES))
     answering = choose_answering(_setup(right), _checkpoints(best_step))
     assert (answering.checkpoint.step, answering.part) == expected
