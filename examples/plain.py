@@ -68,7 +68,8 @@ class Training:
         self.clicked = {split: dataset.clicks(split).toarray() > 0 for split in SPLITS}
         self.query_ids = np.argsort(mix(np.arange(len(self.clicked["train"]))))  # a fixed shuffle
         self.clicked["train"] = self.clicked["train"][self.query_ids]
-        self.clicks = Csr.from_pairs(*self.clicked["train"].nonzero(), len(self.query_ids))
+        clicked = self.clicked["train"].nonzero()
+        self.clicks = Csr.from_pairs(clicked[0], clicked[1], len(self.query_ids))
         self.steps_per_epoch = len(self.query_ids) // config.training.global_batch_size
         self.graphs, self.linked = {}, {}
         for name in config.regularization.lambda_z:
