@@ -22,19 +22,24 @@ from ramen_ray.data.store.made_folder import (
     digest_of,
     file_contents,
     new_folder,
-    read_json,
     whole_file,
+)
+from ramen_ray.data.store.metadata import (
+    CHECKED,
+    FORMAT_VERSION,
+    checked_tables,
+    delta_versions,
+    read_metadata,
 )
 from ramen_ray.data.store.parquet_files import open_parquet, read_footer, row_groups, sorted_rows
 from ramen_ray.data.store.schemas import PUBLISHED, SPLITS, ZERO_SHOT, optional_fields, schema_of
 from ramen_ray.errors import DatasetError as DatasetError
 from ramen_ray.long_work import prefetched
-from ramen_ray.naming import VERSIONED, naming_fault
+from ramen_ray.naming import naming_fault
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
 
-FORMAT_VERSION = 1
 WHILE_READ = "while it was read; run the same command again"
 """For :meth:`Dataset.unchanged`: when it has changed, and what to do."""
 MIN_EXPANDED = 1 << 30
@@ -42,8 +47,6 @@ MAX_EXPANSION = 100
 """How many times its size on disk a table may take in memory, from MIN_EXPANDED bytes on."""
 DEEPEST = 4
 """Levels at which files of tables lie: edges/SET/query.parquet, a folder of parts, has the most."""
-CHECKED = "checked"
-"""Key of ``dataset.json``: by table, the hash of what was checked as it was written."""
 UNFINISHED = ".unfinished-"
 """With an anchor set's name, or a folder's and a dot: the file that hides its tables until all are
 in place."""
@@ -61,7 +64,7 @@ class Dataset:
         Raises a DatasetError if it or its ``dataset.json`` is missing or of another format version.
         """
         self.path = Path(path).absolute()
-        self.metadata = _read_metadata(self.path) if metadata is None else metadata
+        self.metadata = read_metadata(self.path) if metadata is None else metadata
 
     def __str__(self) -> str:
         return f"the dataset directory {self.path}"
@@ -176,7 +179,7 @@ class Dataset:
     @property
     def fingerprint(self) -> str:
         """A hash of all tables' content and the Delta versions it is of, when first asked for."""
-        return digest_of([*self._noted[1], *_delta_versions(self.metadata)])
+        return digest_of([*self._noted[1], *delta_versions(self.metadata)])
 
     @property
     def table_digests(self) -> dict[str, str]:
@@ -186,7 +189,7 @@ class Dataset:
     @property
     def is_checked(self) -> bool:
         """Whether all tables have the content that was checked as it was written."""
-        checked = _checked(self.metadata)
+        checked = checked_tables(self.metadata)
         return bool(checked) and self.table_digests.items() <= checked.items()
 
     @cached_property
@@ -230,16 +233,6 @@ class Dataset:
             if self._states() == states or [*self._contents_of(self.tables)] == contents:
                 return
         raise DatasetError(f"{self.path} has changed {since}")
-
-
-def _delta_versions(metadata: Mapping[str, Any]) -> Iterator[FileContent]:
-    """Yield the versions of Delta tables that ``dataset.json`` names."""
-    values: list[Any] = [metadata]
-    for value in values:
-        if isinstance(value, dict):
-            values += [part for _, part in sorted(value.items())]
-        elif isinstance(value, str) and (versioned := VERSIONED.match(value)):
-            yield "version", 0, versioned[2].encode()
 
 
 def open_unchanged(path: str | Path, fingerprint: str, since: str) -> Dataset:
@@ -316,12 +309,7 @@ def _conform(table: str, rows: pa.Table | pa.RecordBatch) -> pa.Table:
 def with_checked(metadata: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """Add to ``metadata`` that the tables in ``folder`` were checked as they were written."""
     digests = Dataset(folder, {}).table_digests
-    return {**metadata, CHECKED: _checked(metadata) | digests}
-
-
-def _checked(metadata: Mapping[str, Any]) -> dict[str, str]:
-    checked = metadata.get(CHECKED)
-    return checked if isinstance(checked, dict) else {}
+    return {**metadata, CHECKED: checked_tables(metadata) | digests}
 
 
 def write_metadata(
@@ -348,26 +336,3 @@ def _table_files(folder: Path) -> Iterator[tuple[str, Path]]:
             is_hidden = any(part.startswith(".") for part in file.relative_to(folder).parts)
             if file.is_file() and not is_hidden and hides not in unfinished:
                 yield str(name), file
-
-
-def _read_metadata(path: Path) -> dict[str, Any]:
-    file = path / "dataset.json"
-    if not path.is_dir():
-        raise DatasetError(f"there is no dataset directory at {path}")
-    if not file.is_file():
-        raise DatasetError(f"{path} is not a dataset directory: it has no dataset.json")
-    try:
-        metadata = read_json(file)
-    except (ValueError, RecursionError) as error:
-        raise DatasetError(f"{file} is not valid JSON: {error}") from error
-    version = metadata.get("format_version") if isinstance(metadata, dict) else None
-    if type(version) is not int or version != FORMAT_VERSION:  # true and 1.0 equal 1
-        raise DatasetError(
-            f"{file}: format_version is {version!r}, but this program reads {FORMAT_VERSION}"
-        )
-    name = metadata.get("name")
-    if not isinstance(name, str):
-        raise DatasetError(f"{file}: 'name' is missing or not a string")
-    if fault := naming_fault(name):
-        raise DatasetError(f"{file}: 'name': {fault}; change it there")
-    return metadata

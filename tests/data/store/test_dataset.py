@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from ramen_ray.data.store import parquet_files
 from ramen_ray.data.store.dataset import (
-    FORMAT_VERSION,
     Dataset,
     DatasetError,
     DatasetWriter,
     open_unchanged,
     write_metadata,
 )
+from ramen_ray.data.store.metadata import FORMAT_VERSION
 
 
 @given(st.permutations(range(6)), st.integers(0, 6), st.booleans())
