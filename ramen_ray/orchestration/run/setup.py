@@ -61,9 +61,8 @@ class RunSetup(Setup[DualEncoder]):
     def new_model(self) -> DualEncoder:
         """Build the model that training starts from; a RunError if the encoder has changed."""
         model = build_model(self.config).to(self.worker.device)
-        expected = {
-            "encoder": self.inputs.made_from["encoder"]
-        }  # compared after the model was read
+        # after the model was read
+        expected = {"encoder": self.inputs.made_from["encoder"]}
         check_meanwhile(expected, {"encoder": content_of(self.config.encoder.pretrained)})
         if model.classifier_head is not None:
             file = self.folder / CARRIED_FILE
