@@ -1,18 +1,15 @@
 """A picture of the MLflow UI, taken with headless Chromium."""
 
-import shutil
 from pathlib import Path
 
+from browser import browser_page
 from mlflow.tracking import MlflowClient
-from playwright.sync_api import sync_playwright
 
-FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-sync"]
-SIZE = {"width": 1400, "height": 800}
 DRAWN_MS = 3000  # charts are drawn a while after the page has loaded
 
 
 def take_screenshots(url: str, search: str, folder: Path) -> None:
-    """Photograph a sweep and its trials in the UI at ``url``; fails where there is no Chromium.
+    """Photograph a sweep and its trials in the UI at ``url``, which takes Chromium.
 
     Args:
         url: of an MLflow server.
@@ -27,18 +24,13 @@ def take_screenshots(url: str, search: str, folder: Path) -> None:
     best_first = ["metrics.`best/validation/P_at_1` DESC"]
     trials = client.search_runs([experiment], below, order_by=best_first)
     at = f"{url}/#/experiments/{experiment}/runs"
-    with sync_playwright() as playwright:
-        chromium = shutil.which("chromium")
-        assert chromium is not None, "this takes Chromium"
-        browser = playwright.chromium.launch(executable_path=chromium, args=FLAGS)
-        page = browser.new_page(viewport=SIZE)
+    with browser_page(width=1400, height=800) as page:
         page.goto(url)
         page.get_by_text("Model training", exact=True).first.click()
         page.get_by_role("button", name="Close", exact=True).click()
         page.goto(at)
         page.locator("[data-component-id*=runnamecellrenderer]").first.click()  # the trials below
         _take(page, trials[0].info.run_name, folder / "ui_runs.png")
-        browser.close()
 
 
 def _take(page, shown, file):

@@ -12,6 +12,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from browser import needs_chromium
 from screenshots import take_screenshots
 from support import PATIENCE_S, ROOT, running
 
@@ -68,6 +69,7 @@ def test_first_hour_next_week_and_own_tables(project, environment):
         assert (outputs / name / "dataset.json").exists()
 
 
+@needs_chromium
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_from_sweep_to_service(project, environment):

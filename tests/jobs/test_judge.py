@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 import subprocess
 import sys
 from contextlib import contextmanager
@@ -10,8 +9,7 @@ from contextlib import contextmanager
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from playwright.sync_api import sync_playwright
-from screenshots import FLAGS
+from browser import browser_page, needs_chromium
 from serving import serving
 from starlette.testclient import TestClient
 from support import PATIENCE_S, ROOT, wait_until
@@ -76,17 +74,14 @@ def _press(page, key, done, of):
     page.get_by_text(f"{done} of {of}", exact=True).wait_for()
 
 
+@needs_chromium
 def test_a_person_judges_by_keys_and_goes_on_after_a_kill(
     words, models, run_here, dataset_path, tmp_path
 ):
     folder = tmp_path / "j"
     words[words.index("--queries") + 1] = "3"
     run_here(judge, *words, "--export-prompts", tmp_path / "prompts")
-    chromium = shutil.which("chromium")
-    assert chromium is not None, "this takes Chromium"
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=FLAGS)
-        page = browser.new_page()
+    with browser_page() as page:
         drawn = _drawn(folder)
         num_pairs = len(drawn["pairs"])
         with serving(JudgePage(Judging(folder), "judge").server.config.app) as port:
@@ -113,7 +108,6 @@ def test_a_person_judges_by_keys_and_goes_on_after_a_kill(
             page.get_by_text("All is judged").wait_for()
             page.get_by_role("button").click()
             assert process.wait(timeout=PATIENCE_S) == 0
-        browser.close()
     grades = _grades(folder, "judge")
     assert grades == {0: 3, 1: 0} | {done - 1: done % 4 for done in range(3, num_pairs + 1)}
     told = (tmp_path / "log").read_text()

@@ -1,13 +1,12 @@
 """The page, why an ad answers, and a challenger beside the champion."""
 
 import random
-import shutil
 import threading
 
 import numpy as np
 import pytest
-from playwright.sync_api import expect, sync_playwright
-from screenshots import FLAGS
+from browser import browser_page, needs_chromium
+from playwright.sync_api import expect
 from serving import asked, figures_at, serving, with_markets
 from starlette.testclient import TestClient
 from support import PATIENCE_S, wait_until, write_rows
@@ -147,14 +146,11 @@ def test_a_challenger_is_asked_after_the_answer(registry, monkeypatch):
         wait_until(lambda: count(200) + count(503) == drawn, "others are asked")
 
 
-@pytest.mark.skipif(not shutil.which("chromium"), reason="there is no Chromium")
+@needs_chromium
 def test_the_page_in_a_browser(registry, tmp_path):
     settings = ServerSettings(shadow=CHALLENGER)
     expected = registry.load(CHAMPION).answer([QUERY], 3, {"market": "<b>FR</b>"}).to_pylist()
-    with serving(app_of(registry, CHAMPION, settings)) as port, sync_playwright() as playwright:
-        path = shutil.which("chromium")
-        browser = playwright.chromium.launch(executable_path=path, args=FLAGS)
-        page = browser.new_page()
+    with serving(app_of(registry, CHAMPION, settings)) as port, browser_page() as page:
         faults = []
         loaded = []
         page.on("pageerror", lambda error: faults.append(error))
@@ -186,6 +182,5 @@ def test_the_page_in_a_browser(registry, tmp_path):
             page.set_viewport_size({"width": width, "height": 700})
             page.emulate_media(color_scheme=scheme)
             assert page.evaluate("document.documentElement.scrollWidth") <= width
-        browser.close()
     assert not faults
     assert all(url.startswith(f"http://127.0.0.1:{port}/") for url in loaded)
