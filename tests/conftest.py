@@ -137,6 +137,15 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: (item.path not in with_ray, PLACES.get(item.path.stem, 0)))
 
 
+def pytest_runtest_setup(item):
+    """Skip what needs a GPU where there is none."""
+    if item.get_closest_marker("gpu"):
+        import torch
+
+        if not torch.cuda.is_available():
+            pytest.skip("there is no GPU here")
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection():
     """Collect no garbage while tests are imported: what is imported stays."""
@@ -216,14 +225,14 @@ def split_path(dataset_path, tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def encoder_path(tmp_path_factory) -> Path:
+def encoder_path(tmp_path_factory) -> str:
     """A random two-layer BERT over the dataset's words, as transformers saves it."""
     import torch
     from transformers import BertConfig, BertModel, BertTokenizer
 
     words = [*COMMON_WORDS, *TOPICS, *(word for topic in TOPICS.values() for word in topic)]
     vocabulary = [*SPECIAL_TOKENS, *words, "##s", "-"]
-    path = tmp_path_factory.mktemp("encoders") / "tiny"
+    path = str(tmp_path_factory.mktemp("encoders") / "tiny")
     tokenizer = BertTokenizer(vocab={token: number for number, token in enumerate(vocabulary)})
     tokenizer.save_pretrained(path)
     torch.manual_seed(5)
@@ -245,7 +254,7 @@ def prepared(dataset_path, encoder_path, tmp_path_factory) -> Prepared:
     """The dataset prepared for the transformer kind of encoder."""
     folder = tmp_path_factory.mktemp("prepared") / "transformer"
     return prepare_in_process(
-        Dataset(dataset_path), folder, str(encoder_path), MAX_LENGTH, add_special_tokens=True
+        Dataset(dataset_path), folder, encoder_path, MAX_LENGTH, add_special_tokens=True
     )
 
 
@@ -254,7 +263,7 @@ def prepared_bag(dataset_path, encoder_path, tmp_path_factory) -> Prepared:
     """The dataset prepared for the bag kind of encoder."""
     folder = tmp_path_factory.mktemp("prepared") / "bag"
     return prepare_in_process(
-        Dataset(dataset_path), folder, str(encoder_path), MAX_LENGTH, add_special_tokens=False
+        Dataset(dataset_path), folder, encoder_path, MAX_LENGTH, add_special_tokens=False
     )
 
 
@@ -296,7 +305,7 @@ def small_run(
     changes = {
         "dataset": str(dataset_path),
         "output": str(output),
-        "encoder.pretrained": str(encoder_path),
+        "encoder.pretrained": encoder_path,
         "regularization.lambda_x": weights,
         "regularization.lambda_z": weights,
         "regularization.adaptive": False,

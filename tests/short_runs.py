@@ -37,9 +37,9 @@ from ramen_ray.orchestration.run.build import (
 from ramen_ray.orchestration.run.build import build_sampler as configured_sampler
 
 
-def build_encoder(kind: str, folder: Path) -> Encoder:
+def build_encoder(kind: str, folder: str) -> Encoder:
     """Build an encoder of the kind ``bag`` or ``transformer``."""
-    return build_bag(str(folder)) if kind == "bag" else build_transformer(str(folder))
+    return build_bag(folder) if kind == "bag" else build_transformer(folder)
 
 
 def build_sampler(data: Prepared, objective: Objective, **settings: Any) -> Sampler:

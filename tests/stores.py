@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import sys
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -14,7 +13,7 @@ from typing import Any
 import torch
 from conftest import free_port
 from mlflow.tracking import MlflowClient
-from support import MAX_LENGTH, PATIENCE_S, running
+from support import MAX_LENGTH, PATIENCE_S, run_python, running
 
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset
@@ -66,14 +65,9 @@ def scores_alone(
     store: str, uri: str, texts: list[str], folder: Path, *without: str
 ) -> list[list[float]]:
     """Answer texts in a process that cannot import some modules; returns the scores."""
-    done = subprocess.run(
-        [sys.executable, "-c", ALONE, uri, json.dumps(texts), *without],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "MLFLOW_TRACKING_URI": store},
-        cwd=folder,
-    )
-    assert done.returncode == 0, done.stderr
+    environment = {**os.environ, "MLFLOW_TRACKING_URI": store}
+    words = ["-c", ALONE, uri, json.dumps(texts), *without]
+    done = run_python(*words, cwd=folder, env=environment)
     return json.loads(done.stdout)
 
 
@@ -88,7 +82,7 @@ class Store:
 
     output: Path
     data: Prepared
-    encoder_path: Path
+    encoder_path: str
     build: Callable[[str], Encoder] = build_bag
 
     @property
@@ -99,9 +93,13 @@ class Store:
     def client(self) -> MlflowClient:
         return MlflowClient(tracking_uri=self.uri)
 
+    @property
+    def registry(self) -> Registry:
+        return Registry(self.uri)
+
     def model(self, noise: float) -> DualEncoder:
         """Build a model that is worse with more ``noise``; a transformer has heads."""
-        encoder = self.build(str(self.encoder_path))
+        encoder = self.build(self.encoder_path)
         torch.manual_seed(round(1000 * noise))
         weights = encoder.token_embeddings.data
         weights += noise * weights.std() * torch.randn_like(weights)
@@ -131,11 +129,11 @@ class Store:
 
     def logged(self, noise: float, dataset: Path) -> str:
         """Log a run with a retriever; returns the retriever's URI."""
-        return uri_of(Registry(self.uri).find_logged(self.run(noise, dataset), None)[1])
+        return uri_of(self.registry.find_logged(self.run(noise, dataset), None)[1])
 
     def champion(self, name: str, noise: float, dataset: Path) -> LoggedRetriever:
         """Log a run with a retriever, which becomes the champion of that name."""
-        registry = Registry(self.uri)
+        registry = self.registry
         run_id, model_id = registry.find_logged(self.run(noise, dataset), None)
         choose(registry, name, run_id, model_id)
         return registry.look_up(uri_of(model_id))

@@ -137,6 +137,16 @@ def ended_by(number: int, code: str, **environment: str) -> tuple[int, str]:
     return job.returncode, said
 
 
+def run_python(
+    *words: str, code: int = 0, cwd: Path = ROOT, env: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run Python with these words; it must end with a code."""
+    command = [sys.executable, *words]
+    done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True)
+    assert done.returncode == code, done.stderr
+    return done
+
+
 def run_in_two_processes(worker: Callable[..., None], *arguments: object) -> None:
     """Run ``worker(rank, *arguments)`` in two processes, forked from one that has loaded torch."""
     from torch.multiprocessing import start_processes

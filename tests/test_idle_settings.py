@@ -34,7 +34,7 @@ NOT_IN_STEPS = {
 
 def _config(dataset_path, encoder_path, **changes):
     start = {
-        "encoder.pretrained": str(encoder_path),
+        "encoder.pretrained": encoder_path,
         "regularization.lambda_z": {"links": 0.3},
         "training.epochs": 3,
         "training.global_batch_size": 16,

@@ -20,7 +20,7 @@ from ramen_ray.notebook import (
     write_dataset,
 )
 from ramen_ray.tracking.addresses import sqlite_uri, tracking_uri
-from ramen_ray.tracking.registry import Registry, RegistryError
+from ramen_ray.tracking.registry import RegistryError
 
 CLICKS = {
     "query": [f"query {number % 30}" for number in range(90)],
@@ -97,7 +97,7 @@ def test_a_retriever_answers_with_a_table(store, dataset_path, tmp_path, monkeyp
     retriever = load_retriever(run_id, store.output)
     assert tracking_uri(tmp_path) == sqlite_uri(tmp_path), "the next run has its own store"
     found = retriever.search(["robin", "oak"], top_k=3).to_pydict()
-    model = Registry(store.uri).load(retriever.uri)
+    model = store.registry.load(retriever.uri)
     expected = model.answer(["robin", "oak"], 3).to_pylist()
     assert found["query"] == ["robin"] * 3 + ["oak"] * 3
     assert found["rank"] == [1, 2, 3] * 2

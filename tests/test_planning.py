@@ -49,7 +49,7 @@ def test_prepared_bytes_are_those_of_the_files(encoder_path, tmp_path):
         weights = [draw.random(EDGES) + 0.5 for _ in linked]
         tables[f"edges/links/{side}"] = node_edges(f"{side}_id", linked, weights)
     dataset = write_dataset(tmp_path / "made", tables, name="made")
-    data = prepare_in_process(dataset, tmp_path / "prepared", str(encoder_path), 16, False)
+    data = prepare_in_process(dataset, tmp_path / "prepared", encoder_path, 16, False)
     token_tables = data.queries["train"], data.ads, data.anchors("links")
     num_tokens = sum(len(table.token_ids) for table in token_tables)
     sizes = Sizes(QUERIES, ADS, 2 * QUERIES, 1, (ANCHORS,), EDGES)

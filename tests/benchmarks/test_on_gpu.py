@@ -1,19 +1,16 @@
 """The script for a lent GPU, tried on the CPU."""
 
 import csv
-import subprocess
-import sys
 
 import pytest
-from support import ROOT
+from support import run_python
 
 pytestmark = pytest.mark.slow
 
 
 def test_all_parts_are_tried_and_a_part_that_is_cut_off_is_named(tmp_path):
-    command = [sys.executable, "-m", "benchmarks.on_gpu", "--smoke", "--into", str(tmp_path)]
-    whole = [*command, "--minutes", "25"]
-    done = subprocess.run(whole, cwd=ROOT, capture_output=True, text=True, check=True)
+    command = ["-m", "benchmarks.on_gpu", "--smoke", "--into", str(tmp_path)]
+    done = run_python(*command, "--minutes", "25")
     ended = dict(line.split(": ", 1) for line in done.stdout.splitlines() if ": code" in line)
     logs = {file.stem: file.read_text() for file in tmp_path.glob("*.log")}
     assert {"tests", "memory", "gain_rdocs", "step", "profile"} <= ended.keys()
@@ -26,11 +23,5 @@ def test_all_parts_are_tried_and_a_part_that_is_cut_off_is_named(tmp_path):
     assert "s_per_step" in logs["memory"]
     assert "CPU time" in logs["profile"]
 
-    short = subprocess.run(
-        [*command, "--only", "memory", "--minutes", "0.1"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    short = run_python(*command, "--only", "memory", "--minutes", "0.1")
     assert "memory: cut off after" in short.stdout

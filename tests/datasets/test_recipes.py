@@ -1,13 +1,11 @@
 """Recipes of the built-in datasets: sources worked by hand, errors, and what keeps edges strict."""
 
 import gzip
-import subprocess
-import sys
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support import ROOT
+from support import run_python
 from written_out import clicked_pairs, clicks_of, column_of, edges_of, pairs_of
 
 from corpus import AnchorSet, Corpus, build_tables
@@ -320,13 +318,10 @@ def test_a_recipe_is_one_command(tmp_path):
     """It prints where the result is; one that exists stays as it is: one line, code 2."""
     source = _write_foldoc(tmp_path / "source")
     output = tmp_path / "output"
-    command = [sys.executable, "datasets/build/foldoc.py"]
-    command += ["--source", str(source), "--output", str(output)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    assert str(output) in done.stdout
+    command = ["datasets/build/foldoc.py", "--source", str(source), "--output", str(output)]
+    assert str(output) in run_python(*command).stdout
     before = Dataset(output).fingerprint
-    refused = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert refused.returncode == 2
+    refused = run_python(*command, code=2)
     assert refused.stderr.startswith("error: ")
     assert len(refused.stderr.splitlines()) == 1
     assert Dataset(output).fingerprint == before

@@ -30,7 +30,7 @@ def test_losses_weights_and_metrics_are_those_of_a_job(
     """Of the steps of a job, with which test_bases compares the job."""
     for module in (adaptation, plain):
         monkeypatch.setattr(module, "ERROR", 3.28)  # so few clicks would not show much
-    changes = {**CHANGES, **IN_BATCH, "encoder.pretrained": str(encoder_path)}
+    changes = {**CHANGES, **IN_BATCH, "encoder.pretrained": encoder_path}
     config = with_base(overlay(tiny(str(dataset_path)), changes), {"base.kind": "unidec"})
     job = ConfiguredRun(config, prepared_bag)
     assert job.objective.names == NAMES

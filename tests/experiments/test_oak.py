@@ -35,7 +35,7 @@ CHANGES = {"training.epochs": 3, "training.global_batch_size": 8, "optimizer.lr"
 
 @pytest.fixture(scope="module")
 def config(encoder_path):
-    encoder = EncoderConfig(kind="bag", pretrained=str(encoder_path))
+    encoder = EncoderConfig(kind="bag", pretrained=encoder_path)
     return overlay(RunConfig(encoder=encoder), CHANGES)
 
 
@@ -72,7 +72,7 @@ def test_the_term_of_the_encoder_alone_is_the_base(config, prepared_bag):
 def planted(encoder_path, tmp_path_factory):
     """Queries of random words, whose one anchor alone says which ad they led to."""
     draw = np.random.default_rng(0)
-    vocabulary = load_tokenizer(str(encoder_path)).get_vocab()
+    vocabulary = load_tokenizer(encoder_path).get_vocab()
     words = sorted(word for word in vocabulary if word.isalpha())
     tables = {
         "ads": text_table("ad_id", words[:12]),
@@ -88,7 +88,7 @@ def planted(encoder_path, tmp_path_factory):
         tables[f"edges/links/{side}"] = node_edges("query_id", [[kind] for kind in kinds])
     folder = tmp_path_factory.mktemp("planted")
     dataset = write_dataset(folder / "dataset", tables, name="planted")
-    return prepare_in_process(dataset, folder / "bag", str(encoder_path), MAX_LENGTH, False)
+    return prepare_in_process(dataset, folder / "bag", encoder_path, MAX_LENGTH, False)
 
 
 def test_planted_anchors_decide_the_ad(config, planted):

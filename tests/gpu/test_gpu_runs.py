@@ -18,10 +18,7 @@ from ramen_ray.tracking.runs import open_run
 
 DEVICE = "cuda:0"
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here"),
-]
+pytestmark = pytest.mark.gpu
 
 
 def test_an_interrupted_run_goes_on_to_the_same_numbers(
@@ -40,7 +37,7 @@ def test_an_interrupted_run_goes_on_to_the_same_numbers(
     data = prepare_in_process(
         Dataset(config.dataset),
         tmp_path / "prepared",
-        str(encoder_path),
+        encoder_path,
         config.encoder.max_length,
         True,
     )

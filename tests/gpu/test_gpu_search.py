@@ -7,10 +7,7 @@ from support import unit_rows
 
 from ramen_ray.method.retrieval.search import TorchIndex, build_index, search_index
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here"),
-]
+pytestmark = pytest.mark.gpu
 
 K = 100
 WITHIN = 1e-5  # of a score in float64; TF32 is off by up to 1e-3

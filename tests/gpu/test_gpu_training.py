@@ -38,10 +38,7 @@ from ramen_ray.method.training.classifier_training import ClassifierPart, Classi
 from ramen_ray.method.training.state import TrainState, build_optimizer, build_schedule
 from ramen_ray.method.training.step import global_losses, step_inputs, train_steps
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here"),
-]
+pytestmark = pytest.mark.gpu
 
 GPU, CPU = "cuda:0", "cpu"
 WEIGHTS = {"links": 0.1, "categories": 0.1}

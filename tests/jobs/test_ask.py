@@ -3,7 +3,6 @@
 import json
 
 from jobs import ask
-from ramen_ray.tracking.registry import Registry
 
 
 def _rows(printed):
@@ -13,7 +12,7 @@ def _rows(printed):
 
 def test_a_query_is_answered_by_the_run_that_is_named_or_finished_last(store, done, dataset_path):
     run_id = store.run(0.0, dataset_path)
-    uri = f"models:/{Registry(store.uri).find_logged(run_id, None)[1]}"
+    uri = f"models:/{store.registry.find_logged(run_id, None)[1]}"
     notes = {
         "old": {"mlflow_run_id": "0" * 32},
         "mine": {"mlflow_run_id": run_id, "finished": True},
@@ -25,7 +24,7 @@ def test_a_query_is_answered_by_the_run_that_is_named_or_finished_last(store, do
     ads = ["--top-k", "2", "--output", store.output]
     printed = done(ask, "robin nest", "oak", *ads)
     first, second, *others = _rows(printed)
-    expected = Registry(store.uri).load(uri).answer(["robin nest"], 2)
+    expected = store.registry.load(uri).answer(["robin nest"], 2)
     (answer,) = expected.to_pylist()
     scores = [f"{score:.3f}" for score in answer["scores"]]
     assert [first, second] == [

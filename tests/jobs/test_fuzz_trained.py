@@ -51,7 +51,7 @@ def test_random_texts(count, encoder_path, tmp_path_factory):
     @settings(max_examples=count, suppress_health_check=[HealthCheck.too_slow])
     @given(CLICKS)
     def check(clicks):
-        _train_a_step(clicks, str(encoder_path), tmp_path_factory.mktemp("step"))
+        _train_a_step(clicks, encoder_path, tmp_path_factory.mktemp("step"))
 
     check()
 

@@ -5,10 +5,8 @@ Of each line below, what comes after | is named. ``handmade`` is a dataset, ``sh
 """
 
 import shutil
-import subprocess
-import sys
 
-from support import ROOT
+from support import ROOT, run_python
 
 from ramen_ray.config import overlay, write_config
 from ramen_ray.data.store.made_folder import folder_lock
@@ -199,7 +197,6 @@ def test_refusals_are_one_line_that_names_what_is_wrong(tmp_path, empty_store, d
 def _refuse(folder, allowed, lines):
     for short, words in SHORT.items():
         lines = lines.replace(short, words)
-    command = [sys.executable, "-c", RUNS, allowed, *lines.strip().splitlines()]
+    commands = lines.strip().splitlines()
     environment = {"PYTHONPATH": str(ROOT), "PATH": ""}
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    run_python("-c", RUNS, allowed, *commands, cwd=folder, env=environment)

@@ -16,7 +16,6 @@ from written_out import plain
 from jobs import score
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.store.schemas import JUDGEMENTS
-from ramen_ray.tracking.registry import Registry
 
 DEPTH = 3
 
@@ -65,7 +64,7 @@ def _texts(dataset, table):
 def _answered(store, uri, dataset):
     """Return each query's best ads, and the scores (queries, ads), out of whole answers."""
     num_ads = dataset.num_rows("ads")
-    answers = Registry(store.uri).load(uri).answer(_texts(dataset, "queries/train"), num_ads)
+    answers = store.registry.load(uri).answer(_texts(dataset, "queries/train"), num_ads)
     scores = np.zeros((len(answers), num_ads))
     best = [[int(ad) for ad in ads] for ads in answers["ad_ids"].to_pylist()]
     for row, values in enumerate(answers["scores"].to_pylist()):

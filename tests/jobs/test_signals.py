@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 from mlflow.tracking import MlflowClient
-from support import PATIENCE_S, ROOT, begin_training, ended_by, wait_until
+from support import PATIENCE_S, ROOT, begin_training, ended_by, run_python, wait_until
 
 from ramen_ray.command_line import RAY_IS_LOST
 from ramen_ray.config import overlay, write_config
@@ -44,8 +44,7 @@ def test_a_job_ends_with_the_code_of_its_signal(number, begins):
 
 def test_ctrl_c_while_a_job_loads_its_libraries_is_one_line():
     loads = "import ramen_ray.command_line as job; raise KeyboardInterrupt"
-    job = subprocess.run([sys.executable, "-c", loads], cwd=ROOT, capture_output=True, text=True)
-    assert (job.returncode, job.stderr) == (130, "interrupted\n")
+    assert run_python("-c", loads, code=130).stderr == "interrupted\n"
 
 
 def test_a_job_whose_output_nobody_reads_ends_without_a_word():

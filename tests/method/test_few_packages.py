@@ -1,10 +1,7 @@
 """The step on a GPU, evaluation and shortlists need few packages: no Ray, MLflow or faiss."""
 
-import subprocess
-import sys
-
 import pytest
-from support import ROOT
+from support import run_python
 
 WITHOUT = """
 import runpy, sys
@@ -21,6 +18,4 @@ runpy.run_module("benchmarks.gpu_step", run_name="__main__")
 
 @pytest.mark.slow
 def test_a_step_is_measured_without_them():
-    command = [sys.executable, "-c", WITHOUT]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    run_python("-c", WITHOUT)

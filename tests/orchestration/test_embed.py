@@ -12,7 +12,7 @@ def test_there_are_as_many_tasks_as_gpus_are_free(
     prepared_bag, encoder_path, tmp_path, monkeypatch
 ):
     table = embed.TableRows(prepared_bag.path / "tokens" / "ads", range(5), "ads")
-    model = DualEncoder(build_bag(str(encoder_path)))
+    model = DualEncoder(build_bag(encoder_path))
     model.save(tmp_path / "model", MAX_LENGTH)
     begun = []
 

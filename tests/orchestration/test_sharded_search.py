@@ -67,7 +67,7 @@ def test_a_checkpoint_is_evaluated_in_shards_as_without(
     cluster, small_run, encoder_path, few_ads, tmp_path
 ):
     checkpoint = tmp_path / "checkpoint"
-    DualEncoder(build_bag(str(encoder_path))).save(checkpoint, 16)
+    DualEncoder(build_bag(encoder_path)).save(checkpoint, 16)
     changes = {"encoder.kind": "bag", "encoder.max_length": 16}
     found = {}
     for size in (few_ads, 1.0):
@@ -91,7 +91,7 @@ def test_judgements_of_the_sources_that_are_asked_for_measure_a_checkpoint(
     judged = [*np.tile([queries, ads], 2), sources, np.append(grades, 0 * grades)]
     tables["judged/test"] = pa.table(judged, JUDGEMENTS.names)
     dataset = str(write_dataset(tmp_path / "judged", tables, name="judged").path)
-    DualEncoder(build_bag(str(encoder_path))).save(tmp_path / "model", 16)
+    DualEncoder(build_bag(encoder_path)).save(tmp_path / "model", 16)
     changes = {"encoder.kind": "bag", "encoder.max_length": 16, "dataset": dataset}
     write_config(overlay(small_run, changes), tmp_path / "model" / "config.json")
     file = tmp_path / "found.parquet"
@@ -109,7 +109,7 @@ def test_judgements_of_the_sources_that_are_asked_for_measure_a_checkpoint(
 def test_shortlists_of_shards_are_those_of_all_ads(
     cluster, prepared_bag, encoder_path, few_ads, tmp_path
 ):
-    model = DualEncoder(build_bag(str(encoder_path)))
+    model = DualEncoder(build_bag(encoder_path))
     made = tmp_path / "made"
     model.save(tmp_path / "model", 16)
     made.mkdir()

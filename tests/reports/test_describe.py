@@ -125,7 +125,7 @@ def test_numbers_of_any_dataset_equal_loops(
         tables = tables_in(dataset.path)
         bare = {name: tables[name] for name in tables if name.startswith(("ads", "queries"))}
         dataset = write_dataset(folder / "bare", bare, name="bare")
-    described = describe(dataset, str(encoder_path), MAX_LENGTH)
+    described = describe(dataset, encoder_path, MAX_LENGTH)
     without, distributed = _by_loops(dataset)
     assert _rows_of(described, "Without clicks, without edges") == without
     assert _rows_of(described, "Distributions") == distributed
@@ -137,7 +137,7 @@ def test_numbers_of_any_dataset_equal_loops(
 def test_the_page_holds_all_rows_and_refers_to_nothing_outside(
     dataset_path, encoder_path, tmp_path
 ):
-    description = describe(Dataset(dataset_path), str(encoder_path), MAX_LENGTH)
+    description = describe(Dataset(dataset_path), encoder_path, MAX_LENGTH)
     sections = description.tables
     file = tmp_path / "pages" / "page.html"
     write_page(file, "handmade", description.note, description.words, sections)
@@ -180,7 +180,7 @@ def test_weights_and_the_zero_shot_split_are_counted(encoder_path, tmp_path):
         "novel_ads": pa.table({"ad_id": [0, 1]}),
     }
     dataset = write_dataset(tmp_path / "weighted", tables, name="weighted")
-    splits = describe(dataset, str(encoder_path), MAX_LENGTH).tables[0]
+    splits = describe(dataset, encoder_path, MAX_LENGTH).tables[0]
     assert splits.rows[0] == ["train", "2", "3", "1.50", "7.50"]
     assert splits.rows[-1] == ["zero_shot", "2", "3", "1.50", ""]
 

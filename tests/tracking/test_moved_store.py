@@ -30,7 +30,7 @@ def test_a_moved_store_is_read_and_a_link_lets_it_be_written(store, dataset_path
     before, now = store.output, tmp_path / "else where"
     before.rename(now)
     there = Store(now, store.data, store.encoder_path)
-    registry = Registry(there.uri)
+    registry = there.registry
     for uri in (CHAMPION, "models:/shop/1", uri_of(registry.find_logged(run_id, None)[1])):
         assert registry.look_up(uri).run_id == run_id
         (answer,) = registry.load(uri).answer(["robin"])["ads"]
@@ -47,7 +47,7 @@ def test_a_moved_store_is_read_and_a_link_lets_it_be_written(store, dataset_path
 
 def test_only_a_retriever_that_answers_is_promoted(store, dataset_path, refused, tmp_path):
     run_id = store.run(0.0, dataset_path)
-    registry = Registry(store.uri)
+    registry = store.registry
     model_id = registry.find_logged(run_id, None)[1]
     folder = store.output / "mlartifacts" / "models" / model_id
     ads = next(folder.rglob("ads.parquet"))

@@ -1,8 +1,6 @@
 import pickle
 import shlex
 import shutil
-import subprocess
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -11,6 +9,7 @@ import numpy as np
 import pytest
 from conftest import free_port
 from mlflow.tracking import MlflowClient
+from support import run_python
 
 from ramen_ray import command_line
 from ramen_ray.errors import UserError, redacted_reason, shown_address
@@ -88,8 +87,7 @@ def test_a_run_travels_to_workers_without_mlflow(run):
     handed_on = pickle.loads(pickle.dumps(run))
     assert handed_on == run
     code = "import sys, ramen_ray.tracking.runs; print('mlflow' in sys.modules)"
-    imported = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert imported.stdout.strip() == "False", imported.stderr
+    assert run_python("-c", code).stdout.strip() == "False"
 
 
 def test_a_reopened_run_is_the_same_and_runs_again(run, output):

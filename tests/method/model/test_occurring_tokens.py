@@ -2,6 +2,7 @@
 
 import copy
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -75,7 +76,7 @@ def test_an_encoder_of_more_tokens_than_two_bytes_count_trains_alike(
 ):
     narrow = build_encoder("transformer", encoder_path)
     num_added = 1 << 16
-    words = json.loads((encoder_path / "tokenizer.json").read_text())["model"]["vocab"]
+    words = json.loads(Path(encoder_path, "tokenizer.json").read_text())["model"]["vocab"]
     in_order = [*SPECIAL_TOKENS, *map(str, range(num_added))]
     in_order += [word for word in words if word not in SPECIAL_TOKENS]
     tokenizer = BertTokenizer(vocab={word: number for number, word in enumerate(in_order)})

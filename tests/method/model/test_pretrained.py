@@ -2,11 +2,10 @@
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from support import run_python
 from transformers import AutoTokenizer
 
 from ramen_ray.method.model.encoder import build_bag, build_transformer, load_encoder
@@ -35,7 +34,7 @@ def test_a_name_within_a_folder_that_is_there_is_no_id_of_the_hub(tmp_path, monk
 
 
 def test_what_is_loaded_is_known_by_its_content(encoder_path, tmp_path):
-    known = content_of(str(encoder_path))
+    known = content_of(encoder_path)
     copied = shutil.copytree(encoder_path, tmp_path / "copied")
     (copied / ".cache").mkdir()
     (copied / ".cache" / "downloaded").write_text("today")
@@ -56,7 +55,7 @@ def test_what_is_loaded_is_known_by_its_content(encoder_path, tmp_path):
 @pytest.mark.parametrize("num_layers", [0, 3])
 def test_impossible_layers_are_refused(encoder_path, num_layers):
     with pytest.raises(EncoderError, match=rf"encoder\.num_layers .*{num_layers}"):
-        build_transformer(str(encoder_path), num_layers=num_layers)
+        build_transformer(encoder_path, num_layers=num_layers)
 
 
 def _add_a_token(folder):
@@ -175,6 +174,4 @@ except KeyboardInterrupt:
 
 @pytest.mark.slow
 def test_a_transformer_is_loaded_after_an_attempt_that_was_interrupted(encoder_path):
-    words = [sys.executable, "-c", INTERRUPTED, str(encoder_path)]
-    ran = subprocess.run(words, capture_output=True, text=True)
-    assert ran.stdout == "loaded\n", ran.stderr
+    assert run_python("-c", INTERRUPTED, encoder_path).stdout == "loaded\n"

@@ -102,7 +102,7 @@ def _loop_gains(model, sampler, step, high):
 def test_weights_and_evidence_follow_a_loop_over_rows(is_judged, prepared_bag, encoder_path):
     sampler = build_sampler(prepared_bag, OBJECTIVE)
     pulling = _adaptive(sampler, earns_first=False)
-    run = _begin(build_bag(str(encoder_path)), sampler, pulling)
+    run = _begin(build_bag(encoder_path), sampler, pulling)
     high = set()
     if is_judged:
         num_queries, num_ads = len(prepared_bag.query_ids), len(prepared_bag.ads)
@@ -226,7 +226,7 @@ def test_a_random_graph_never_pulls_and_a_good_one_earns_its_weight(encoder_path
             graphs = {one: _shuffled(edges, draw) for one, edges in data.graphs.items()}
             known = {one: [edges] for one, edges in graphs.items()}
             data = replace(data, graphs=graphs, known_edges=known)
-        encoder = build_bag(str(encoder_path))
+        encoder = build_bag(encoder_path)
         encoder.embedding = nn.EmbeddingBag.from_pretrained(embeddings, freeze=False, mode="mean")
         sampler = Sampler(data, 16, seed=3)
         begun = _begin(encoder, sampler, _adaptive(sampler, objective, 0.05))
@@ -264,7 +264,7 @@ def test_a_graph_of_nodes_without_clicks_pulls_untested_at_a_tenth(num_clicked, 
 
 def test_a_graph_that_lost_all_its_edges_moves_nothing(prepared_bag, encoder_path):
     sampler = build_sampler(prepared_bag, OBJECTIVE)
-    run = _begin(build_bag(str(encoder_path)), sampler, _adaptive(sampler, earns_first=False))
+    run = _begin(build_bag(encoder_path), sampler, _adaptive(sampler, earns_first=False))
     bare = {one: csr_of([[]] * edges.num_rows) for one, edges in sampler.data.graphs.items()}
     run.state.sources = SamplingSources(bare)
     before = run.state.parts[0].weights.tolist()

@@ -119,7 +119,7 @@ def test_torch_does_not_change_the_precision_of_training():
 def test_evaluation_ranks_all_ads_but_the_filtered_and_measures_that(
     prepared, dataset_path, encoder_path, split
 ):
-    encoder = DualEncoder(build_transformer(str(encoder_path)))
+    encoder = DualEncoder(build_transformer(encoder_path))
     metrics, (ads, scores) = evaluate(encoder, prepared, split, Propensity(a=0.6, b=2.6))
     queries = encoder.embed_texts(prepared.queries[split], np.arange(12))
     similarity = queries @ encoder.embed_texts(prepared.ads, np.arange(40)).T

@@ -17,7 +17,7 @@ from ramen_ray.method.sampling.batches import draw_hard_negatives
 def test_shortlists_are_the_nearest_ads_without_the_positives_and_the_own_text(
     prepared_bag, encoder_path, tmp_path
 ):
-    encoder = DualEncoder(build_bag(str(encoder_path)))
+    encoder = DualEncoder(build_bag(encoder_path))
     data = prepared_bag
     write_shortlists(encoder, data, 12, tmp_path / "shortlists.npy")
     shortlists = map_array(tmp_path / "shortlists.npy")

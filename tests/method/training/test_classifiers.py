@@ -41,7 +41,7 @@ CHANGES = {
 
 @pytest.fixture(scope="module")
 def config(encoder_path):
-    encoder = EncoderConfig(kind="bag", pretrained=str(encoder_path))
+    encoder = EncoderConfig(kind="bag", pretrained=encoder_path)
     return overlay(RunConfig(encoder=encoder), CHANGES)
 
 

@@ -62,12 +62,12 @@ def parent(dataset_path, tmp_path_factory):
 @pytest.fixture(scope="module")
 def data(parent, encoder_path, tmp_path_factory):
     folder = tmp_path_factory.mktemp("judged") / "p"
-    return prepare_in_process(parent, folder, str(encoder_path), 16, add_special_tokens=False)
+    return prepare_in_process(parent, folder, encoder_path, 16, add_special_tokens=False)
 
 
 @pytest.fixture(scope="module")
 def configs(encoder_path, parent):
-    encoder = EncoderConfig(kind="bag", pretrained=str(encoder_path))
+    encoder = EncoderConfig(kind="bag", pretrained=encoder_path)
     changes = {"training.global_batch_size": 15, "optimizer.lr": 0.05, "training.epochs": 3}
     start = overlay(RunConfig(encoder=encoder, dataset=str(parent.path)), changes)
     return {name: overlay(start, more) for name, more in CONFIGS.items()}

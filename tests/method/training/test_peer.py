@@ -69,7 +69,7 @@ def test_losses_are_those_of_sentence_transformers_step_by_step(
     columns = zip(("query", "ad"), texts, rows, strict=True)
     pairs = Pairs.from_dict({name: [of[row] for row in at] for name, of, at in columns})
     no_dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-    model = SentenceTransformer(str(encoder_path), device="cpu", config_kwargs=no_dropout)
+    model = SentenceTransformer(encoder_path, device="cpu", config_kwargs=no_dropout)
     model.max_seq_length = MAX_LENGTH
     loss = _Recorded(model, scale=1 / TEMPERATURE)
     arguments = SentenceTransformerTrainingArguments(

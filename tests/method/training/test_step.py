@@ -61,7 +61,7 @@ def test_a_part_from_outside_adds_learns_and_is_restored(prepared_bag, encoder_p
     sampler = build_sampler(prepared_bag, objective)
 
     def begin():
-        encoder = build_bag(str(encoder_path))
+        encoder = build_bag(encoder_path)
         shift = Shift(encoder.dim)
         return Run(encoder, sampler, objective, [shift], (0.0, 0.0, None)), shift
 

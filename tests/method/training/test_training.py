@@ -107,7 +107,7 @@ def test_each_distinct_text_of_a_step_is_encoded_once_shortest_first(prepared):
 
 
 def test_of_several_steps_the_first_counts_for_the_anchors_of_all(prepared_bag, encoder_path):
-    encoder = build_bag(str(encoder_path))
+    encoder = build_bag(encoder_path)
     sampler = build_sampler(prepared_bag, OBJECTIVE)
     every = 3
     seldom = ramen_objective(HARDEST_FOUR, LAMBDA_X, LAMBDA_Z, every)
@@ -126,7 +126,7 @@ def test_of_several_steps_the_first_counts_for_the_anchors_of_all(prepared_bag, 
         {name: every * weight for name, weight in one.items()} for one in (LAMBDA_X, LAMBDA_Z)
     ]
     runs = [
-        Run(build_bag(str(encoder_path)), sampler, objective, schedule=(0, 40))
+        Run(build_bag(encoder_path), sampler, objective, schedule=(0, 40))
         for objective in (seldom, ramen_objective(HARDEST_FOUR, *tripled), OBJECTIVE)
     ]
     losses = [run.train(1) for run in runs]
@@ -253,7 +253,7 @@ def _with_shortlists(sampler, num_ads):
 
 
 def test_hard_negatives_join_the_pool_of_all_queries(prepared_bag, encoder_path):
-    encoder = build_bag(str(encoder_path))
+    encoder = build_bag(encoder_path)
     sampler = build_sampler(prepared_bag, OBJECTIVE, num_hard_negatives=2)
     sources = _with_shortlists(sampler, len(prepared_bag.ads))
     batch = sampler.draw(0, sources, OBJECTIVE.regularizers)
@@ -271,7 +271,7 @@ def test_hard_negatives_join_the_pool_of_all_queries(prepared_bag, encoder_path)
 
 
 def test_a_curriculum_makes_clusters_of_the_queries_that_it_observes(prepared_bag, encoder_path):
-    model = DualEncoder(build_bag(str(encoder_path)))
+    model = DualEncoder(build_bag(encoder_path))
     sampler = build_sampler(prepared_bag, OBJECTIVE)
     schedule = ClusterSchedule(1, 1, 4, (2,), 3)
     curriculum = Curriculum(schedule, sampler, model.dim, torch.device("cpu"))
@@ -313,7 +313,7 @@ class _FullAt(StepPart):
 
 def test_a_step_that_does_not_fit_is_told_with_its_size(prepared_bag, encoder_path):
     sampler = build_sampler(prepared_bag, OBJECTIVE)
-    run = Run(build_bag(str(encoder_path)), sampler, OBJECTIVE, [_FullAt(3)])
+    run = Run(build_bag(encoder_path), sampler, OBJECTIVE, [_FullAt(3)])
     texts = {*_drawn_texts(sampler, 2).values()}
     said = f"step 3: .* {len(texts)} texts of {sum(map(len, texts))} tokens"
     with pytest.raises(StepMemoryError, match=said) as told:
@@ -328,7 +328,7 @@ def test_a_step_in_parts_has_the_losses_and_gradients_of_the_whole(
     is_compiled, prepared, encoder_path
 ):
     sampler = build_sampler(prepared, OBJECTIVE)
-    model = DualEncoder(build_transformer(str(encoder_path)))
+    model = DualEncoder(build_transformer(encoder_path))
     if is_compiled:
         model.encoder.backbone.compile(dynamic=True)
     inputs = _inputs(sampler, 0)
@@ -357,7 +357,7 @@ def test_a_step_in_parts_has_the_losses_and_gradients_of_the_whole(
 
 def test_a_frugal_objective_keeps_no_array_of_all_nodes_and_anchors(prepared, encoder_path):
     inputs = _inputs(build_sampler(prepared, OBJECTIVE), 0)
-    encoded = encode(DualEncoder(build_transformer(str(encoder_path))), inputs)
+    encoded = encode(DualEncoder(build_transformer(encoder_path)), inputs)
 
     def kept(is_frugal):
         shapes = set[torch.Size]()
@@ -397,7 +397,7 @@ def test_ads_of_a_querys_own_text_may_be_left_out(loss, prepared_bag, encoder_pa
     ads = whole.tables["ads"]
     moved = replace(whole, tables={**whole.tables, "queries": _with_texts_of(ads, whole)})
     sampler = Sampler(moved, 16, seed=3)
-    encoded = encode(build_bag(str(encoder_path)), _inputs(sampler, 0))
+    encoded = encode(build_bag(encoder_path), _inputs(sampler, 0))
     left_out = np.array(_left_out(encoded, sampler))
     assert left_out.any(axis=1).sum() > 2
     similarity = encoded.own_similarity
@@ -422,7 +422,7 @@ def _with_texts_of(ads, whole):
 
 
 def test_gradients_are_clipped_to_the_norm(prepared_bag, encoder_path):
-    run = Run(build_bag(str(encoder_path)), build_sampler(prepared_bag, OBJECTIVE), OBJECTIVE)
+    run = Run(build_bag(encoder_path), build_sampler(prepared_bag, OBJECTIVE), OBJECTIVE)
     before = run.parameters
     run.state.optimizer = torch.optim.SGD(run.model.parameters(), lr=1.0)
     run.state.schedule = build_schedule(run.state.optimizer, 0, 1000)

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 from conftest import free_port, running_head
-from support import PATIENCE_S, ROOT, the_error, wait_until
+from support import PATIENCE_S, ROOT, run_python, the_error, wait_until
 
 LOOPBACK = ("127.", "::1", "::ffff:127.")
 START = """
@@ -91,10 +91,7 @@ JOIN = "from ramen_ray.command_line import run_job\n" + (
 @pytest.mark.parametrize("mode", [{}, {"RAY_AUTH_MODE": "token"}, {"RAY_AUTH_MODE": "disabled"}])
 def test_a_job_without_the_clusters_token_is_told_in_one_line(mode, guarded, tmp_path):
     environment = _as_jobs_start_it(tmp_path, RAY_ADDRESS=guarded.address, **mode)
-    done = subprocess.run(
-        [sys.executable, "-c", JOIN], env=environment, capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 2, done.stderr
+    done = run_python("-c", JOIN, code=2, env=environment)
     assert "RAY_AUTH_MODE" in the_error(done.stderr)
 
 

@@ -17,7 +17,6 @@ from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.model.encoder import build_transformer
 from ramen_ray.orchestration.deploy import compile as compilation
 from ramen_ray.tracking.aliases import holder_of, restore
-from ramen_ray.tracking.registry import Registry
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +27,7 @@ def store(prepared, encoder_path, output):
 @pytest.fixture(scope="module")
 def registry(store, dataset_path):
     """With one retriever, the champion under three names."""
-    registry = Registry(store.uri)
+    registry = store.registry
     first = store.champion("eager", 0.0, dataset_path)
     for name in ("rounded", "slow"):
         choose(registry, name, first.run_id, first.model_id)

@@ -17,7 +17,6 @@ from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.retrieval.index import filled_index
 from ramen_ray.method.retrieval.retriever_folder import write_retriever
 from ramen_ray.notebook import load_retriever
-from ramen_ray.tracking.registry import Registry
 
 QUERIES = ["robin nest", "oak", "ship", "saw", "tango waltz"]
 WORDS = ("robin", "oak", "elm", "ship", "saw", "waltz", "wren", "pine", "brig", "rasp")
@@ -72,7 +71,7 @@ def shop(catalogue, tmp_path_factory):
 def store(shop, encoder_path, output):
     """A store with a champion on the dataset."""
     data = prepare_in_process(
-        Dataset(shop), shop.parent / "prepared", str(encoder_path), MAX_LENGTH, False
+        Dataset(shop), shop.parent / "prepared", encoder_path, MAX_LENGTH, False
     )
     store = Store(output, data, encoder_path)
     store.champion("filtered", 0.0, shop)
@@ -81,7 +80,7 @@ def store(shop, encoder_path, output):
 
 @pytest.fixture(scope="module")
 def champion(store):
-    return Registry(store.uri).load("models:/filtered@champion")
+    return store.registry.load("models:/filtered@champion")
 
 
 def _answers(model, **params):
@@ -171,7 +170,7 @@ def test_commands_and_notebooks_filter(store, champion, done, refused, catalogue
 
 def test_columns_follow_a_catalogue(store, shop, catalogue, done, refused, tmp_path):
     store.champion("following", 0.0, shop)
-    registry = Registry(store.uri)
+    registry = store.registry
     champion = "models:/following@champion"
     to = ("--model", champion, "--output", store.output)
     text = ("--columns.ad-text", "title")

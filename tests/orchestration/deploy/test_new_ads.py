@@ -3,11 +3,10 @@
 import pytest
 
 from jobs import index
-from ramen_ray.tracking.registry import Registry
 
 
 def _ads(store, uri):
-    own = Registry(store.uri).load(uri).ads
+    own = store.registry.load(uri).ads
     return dict(zip(own.ids.to_pylist(), own.texts.to_pylist(), strict=True))
 
 

@@ -29,7 +29,7 @@ from ramen_ray.orchestration.deploy import prediction_files
 from ramen_ray.orchestration.deploy.copies import take_place
 from ramen_ray.orchestration.deploy.prediction_files import partitions
 from ramen_ray.tracking.aliases import MovedError
-from ramen_ray.tracking.registry import LoggedRetriever, Registry
+from ramen_ray.tracking.registry import LoggedRetriever
 
 CHAMPION = "models:/answering@champion"
 
@@ -104,7 +104,7 @@ def test_a_table_is_answered_and_an_interrupted_call_resumes(
         assert f"{answers} " in error and f": {differs} (" in error
 
     assert_refused("top_k", **{"top-k": 4})
-    retriever = Registry(store.uri).look_up(CHAMPION)
+    retriever = store.registry.look_up(CHAMPION)
     location = store.client.get_logged_model(retriever.model_id).artifact_location
     weights = next(Path(location.removeprefix("file://")).rglob("*.safetensors"))
     with _changed(weights, -1):
@@ -162,7 +162,7 @@ def _answers_as_served(store, parts, top_k):
     """Read answers, which are those of the retriever."""
     found = pq.read_table(parts)
     assert found.column_names == ["day", "text", "ad_ids", "ads", "scores", "error"]
-    expected = Registry(store.uri).load(CHAMPION).answer(found["text"].to_pylist(), top_k)
+    expected = store.registry.load(CHAMPION).answer(found["text"].to_pylist(), top_k)
     for name in ("ad_ids", "ads", "error"):
         assert found[name].to_pylist() == expected[name].to_pylist()
     of_both = (table["scores"].to_pylist() for table in (found, expected))
@@ -233,7 +233,7 @@ def _work(store, texts, folder, **of_table):
     """What processes know that are to answer texts."""
     queries = str(folder / "queries.parquet")
     pq.write_table(pa.table({"text": texts}), queries, **of_table)
-    retriever = Registry(store.uri).download(CHAMPION, folder / "retriever")
+    retriever = store.registry.download(CHAMPION, folder / "retriever")
     pieces = partitions({queries: LocalFileSystem()})
     answers = prediction_files.Answers(folder, folder / "aside", pieces)
     (folder / "aside").mkdir()
@@ -335,7 +335,7 @@ def test_bad_input_is_one_clear_line(changes, message, words, refused, queries, 
 
 
 def test_an_alias_that_was_moved_meanwhile_is_left_alone(store, dataset_path):
-    registry = Registry(store.uri)
+    registry = store.registry
     derived = store.champion("derived", 0.3, dataset_path)
     original, chosen = (store.champion("moving", noise, dataset_path) for noise in (0.1, 0.2))
     with pytest.raises(MovedError, match="moving@champion"):

@@ -20,7 +20,7 @@ from ramen_ray.method.metrics.comparison import paired_differences
 from ramen_ray.orchestration.deploy import comparing
 from ramen_ray.orchestration.deploy.extend import extend_retriever
 from ramen_ray.tracking.aliases import holder_of, restore
-from ramen_ray.tracking.registry import WINNER, Registry, RegistryError
+from ramen_ray.tracking.registry import WINNER, RegistryError
 from ramen_ray.tracking.runs import open_run
 
 
@@ -109,7 +109,7 @@ def test_judgements_can_veto_what_clicks_prefer(case, store, job, dataset_path, 
 @pytest.fixture(scope="module")
 def logged(store, good, bad, dataset_path):
     """Three retrievers: their runs and models."""
-    registry = Registry(store.uri)
+    registry = store.registry
     runs = good, bad, store.run(BLIND, dataset_path)
     return [registry.find_logged(run, None) for run in runs]
 
@@ -129,7 +129,7 @@ def logged(store, good, bad, dataset_path):
 def test_restoring_gives_back_the_version_before_that_is_there_whoever_chose_it(
     chosen, by_hand, deleted, restored, store, logged
 ):
-    registry = Registry(store.uri)
+    registry = store.registry
     client = store.client
     name = f"chosen-{chosen}-{by_hand}-{deleted}".replace(", ", "-")
     for found in logged:
@@ -164,7 +164,7 @@ def _killed_at(write, registry, patched):
 def test_a_process_that_is_killed_while_it_moves_an_alias_leaves_a_true_history(
     write, store, logged
 ):
-    registry = Registry(store.uri)
+    registry = store.registry
     name = f"killed-{write}"
     first, second, third = logged
     choose(registry, name, *first)
@@ -197,7 +197,7 @@ def _state(store, name):
 def test_a_champion_that_moves_while_it_is_compared_is_not_replaced(
     how, named, store, job, promoted, logged, tmp_path, monkeypatch
 ):
-    registry = Registry(store.uri)
+    registry = store.registry
     name = f"moved-{how}-{named}"
     good, bad, third = logged
     choose(registry, name, *third)
@@ -235,7 +235,7 @@ def test_if_the_champion_is_deleted_the_last_that_is_there_is_to_be_beaten(
 ):
     (tmp_path / "ended.csv").write_text("ad_id\n0\n")
     ended = NewAds(remove=str(tmp_path / "ended.csv"))
-    registry = Registry(store.uri)
+    registry = store.registry
     promoted(good, "--name", "gone")
     extend_retriever(registry, "models:/gone@champion", ended, store.output)
     store.client.delete_model_version("gone", "2")
@@ -285,7 +285,7 @@ def test_a_champion_that_cannot_be_compared_is_replaced_by_force(
     dataset = Path(shutil.copytree(dataset_path, tmp_path / "dataset"))
     better = store.run(0.0, dataset)
     name = f"broken-{broken}"
-    registry = Registry(store.uri)
+    registry = store.registry
     run_id, model_id = registry.find_logged(store.run(1.0, dataset), None)
     number = choose(registry, name, run_id, model_id)
     if broken == "kind":
@@ -309,4 +309,4 @@ def test_a_model_keeps_the_name_that_it_has(store, promoted, good):
     said, command = promoted(good, "--name", "our shop").splitlines()
     assert said == "our shop@champion is version 1: the first of its name"
     assert "models:/our shop@champion" in shlex.split(command)
-    assert Registry(store.uri).look_up("models:/our shop@champion").run_id == good
+    assert store.registry.look_up("models:/our shop@champion").run_id == good

@@ -87,9 +87,9 @@ def logged(request, prepared, prepared_bag, dataset_path, encoder_path, output):
     made = folder / "retriever"
     if kind == "bag":
         data = prepared_bag
-        DualEncoder(build_bag(str(encoder_path))).save(trained, MAX_LENGTH)
+        DualEncoder(build_bag(encoder_path)).save(trained, MAX_LENGTH)
     else:
-        _save_with_classifiers(build_transformer(str(encoder_path)), data, trained)
+        _save_with_classifiers(build_transformer(encoder_path), data, trained)
     measured = write_retriever(made, load_model(trained), dataset, data, FLAT)
     run = open_run(f"sqlite:///{output}/mlflow.db", "tests", kind, output)
     texts = dataset.read("queries/test")["text"].to_pylist()[:2]
@@ -126,7 +126,7 @@ def test_answers_are_exact_searches_with_the_trained_encoder(logged, queries, ad
 def test_prompts_stand_before_served_queries_and_before_ads_that_are_added(
     prepared_bag, dataset_path, encoder_path, queries, ads, tmp_path
 ):
-    encoder = build_bag(str(encoder_path))
+    encoder = build_bag(encoder_path)
     encoder.prompts = Prompts(f"{ads[0]}: ", f"{ads[1]}: ")
     made_from = DualEncoder(encoder), Dataset(dataset_path), prepared_bag
     write_retriever(tmp_path, *made_from, FLAT)

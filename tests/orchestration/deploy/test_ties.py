@@ -28,7 +28,7 @@ NUM_ADS = 40
 def test_ties_are_broken_alike_everywhere_and_by_no_ads_place(
     kinds_of_tokens, prepared_bag, dataset_path, encoder_path, tmp_path
 ):
-    encoder = build_bag(str(encoder_path))
+    encoder = build_bag(encoder_path)
     weights = encoder.token_embeddings.data
     weights[:] = torch.eye(weights.shape[1])[torch.arange(len(weights)) % kinds_of_tokens]
     model = DualEncoder(encoder)

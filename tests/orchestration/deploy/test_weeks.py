@@ -14,7 +14,6 @@ from ramen_ray.config import write_config
 from ramen_ray.data.tables.clicks.import_tables import import_tables
 from ramen_ray.data.tables.clicks.settings import Splits, UserTables
 from ramen_ray.presets import bag
-from ramen_ray.tracking.registry import Registry
 
 WORDS = ("robin", "oak", "elm", "ship", "saw", "waltz", "wren", "pine", "brig", "rasp")
 TEXTS = [f"{one} {other}" for one in WORDS for other in WORDS if one != other]
@@ -52,7 +51,7 @@ def stores(weeks, encoder_path, output, prepared_bag):
     made = []
     for number, week in enumerate(weeks):
         folder = output / f"week-{number}"
-        data = prepare_in_process(week, folder, str(encoder_path), MAX_LENGTH, False)
+        data = prepare_in_process(week, folder, encoder_path, MAX_LENGTH, False)
         made.append(Store(output, data, encoder_path))
     return made
 
@@ -75,7 +74,7 @@ def _clicked(week):
 def _oracle(store, run_ids, week, queries, ads):
     """Measure retrievers by a loop over what they answer of ``ads``, the champion last."""
     clicked = {text: all_ads & ads for text, all_ads in _clicked(week).items()}
-    registry = Registry(store.uri)
+    registry = store.registry
     found = {name: [] for name in METRICS}
     for run_id in run_ids:
         model = registry.load(f"models:/{registry.find_logged(run_id, None)[1]}")

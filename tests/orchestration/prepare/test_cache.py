@@ -29,7 +29,7 @@ def test_prepared_data_are_made_once_and_again_if_damaged(
         return lambda folder, *rest: (made.append(folder), make(folder, *rest))[1]
 
     monkeypatch.setattr(pipeline, "_prepare_into", counted(pipeline._prepare_into))
-    tokenizer = text_tokenizer(load_tokenizer(str(encoder_path)), 16, True)
+    tokenizer = text_tokenizer(load_tokenizer(encoder_path), 16, True)
     with ThreadPoolExecutor(2) as pool:
         futures = [pool.submit(prepare, Dataset(copied), cache, tokenizer) for _ in "ab"]
     first, second = (future.result() for future in futures)
@@ -68,7 +68,7 @@ def test_a_dataset_that_changes_while_it_is_prepared_leaves_nothing(
         return found
 
     dataset_rows = Dataset(folder).read("ads")
-    tokenizer = text_tokenizer(load_tokenizer(str(encoder_path)), 16, True)
+    tokenizer = text_tokenizer(load_tokenizer(encoder_path), 16, True)
     with monkeypatch.context() as patch:
         patch.setattr(pipeline, "inspect_structure", change_after)
         with pytest.raises(DatasetError, match="handmade"):

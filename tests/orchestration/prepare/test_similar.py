@@ -90,7 +90,7 @@ def test_an_encoder_finds_what_brute_force_finds(
     made = [" ".join(draw.choice(WORDS, draw.integers(1, 4))) for _ in range(80)]
     texts = list(dict.fromkeys(made + TWINS))
     limits = SimilarSettings(
-        str(encoder_path), top_k=3, min_similarity=0.71234, max_similarity=0.95123, max_length=12
+        encoder_path, top_k=3, min_similarity=0.71234, max_similarity=0.95123, max_length=12
     )
     similarities = _embedding_similarities(texts, encoder_path, 12)
     linked = _linked(texts, limits, tmp_path)
@@ -134,7 +134,7 @@ def test_nodes_of_a_dataset_are_tied_to_its_train_queries_and_ads(copied):
 
 
 def test_an_approximate_search_tells_its_recall(copied, encoder_path, monkeypatch):
-    limits = SimilarSettings(str(encoder_path), top_k=4)
+    limits = SimilarSettings(encoder_path, top_k=4)
     assert not [what for what in add_similar(copied, "exact", limits) if "%" in what]
     monkeypatch.setattr(preparation, "MOST_EXACT_PRODUCTS", 1)
     monkeypatch.setattr("ramen_ray.method.retrieval.index.MOST_FLAT_ADS", 1)

@@ -14,11 +14,7 @@ from ramen_ray.orchestration.background.from_checkpoints import SHORTLISTS_FILE
 from ramen_ray.orchestration.background.task import BackgroundTask, Schedule, read_report
 from ramen_ray.orchestration.run.fit import fit
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.slow,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.slow]
 
 SHARE = 0.75
 
@@ -44,7 +40,6 @@ def test_a_background_task_computes_on_the_quarter_that_is_left(cluster, tmp_pat
     class Where:  # travels as a whole
         def __call__(self, model, folder):
             import ray
-            import torch
 
             ones = torch.ones(3, device="cuda").sum().item()
             return {"gpus": len(ray.get_gpu_ids()), "ones": ones}

@@ -16,7 +16,7 @@ from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.orchestration.serve import held, shadow
 from ramen_ray.orchestration.serve.server import app_of
 from ramen_ray.orchestration.serve.settings import ServerSettings
-from ramen_ray.tracking.registry import Registry, ask, uri_of
+from ramen_ray.tracking.registry import ask, uri_of
 from ramen_ray.tracking.runs import Run
 
 QUERY = "robin nest"
@@ -28,7 +28,7 @@ CHALLENGER = "models:/page@challenger"
 def registry(store, dataset_path, tmp_path_factory):
     """A store with a champion whose ads have a market, one of which never has clicks, and more."""
     path = with_markets(dataset_path, tmp_path_factory.mktemp("page") / "mine")
-    made = Registry(store.uri)
+    made = store.registry
     store.champion("page", 3.0, dataset_path)
     made.client.set_registered_model_alias("page", "challenger", "1")
     store.champion("page", 0.0, path)
@@ -84,7 +84,7 @@ def test_a_setting_that_a_run_was_logged_without_is_named(
     with monkeypatch.context() as patch:
         patch.setattr(Run, "log_parameters", lambda *_: None)
         run_id = store.run(0.0, dataset_path)
-    registry = Registry(store.uri)
+    registry = store.registry
     uri = uri_of(registry.find_logged(run_id, None)[1])
     with TestClient(app_of(registry, uri)) as client:
         answered = client.get("/why", params={"query": QUERY, "ad_id": "0"})

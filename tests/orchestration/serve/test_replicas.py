@@ -14,7 +14,7 @@ from support import PATIENCE_S
 from jobs.serve import AnswerSettings, application
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.retrieval import shards
-from ramen_ray.tracking.registry import Registry, uri_of
+from ramen_ray.tracking.registry import uri_of
 
 NUM_CPUS = 2
 pytest.importorskip("grpc_reflection", reason="ray[serve] is not installed")
@@ -59,7 +59,7 @@ def test_shards_find_what_one_search_finds(store, dataset_path, tmp_path, monkey
     count = 3
     monkeypatch.setattr(shards, "ADS_PER_PRODUCT", 8)  # of 40 ads
     uri = uri_of(store.champion("shards", 0.0, with_markets(dataset_path, tmp_path / "a")).model_id)
-    registry = Registry(store.uri)
+    registry = store.registry
     parts = [hold_shard(number, count, registry, uri).search for number in range(count)]
     whole = registry.load(uri)
     cut = registry.load(uri, search=shards.search_of(parts))
@@ -95,7 +95,7 @@ def test_the_server_runs_as_an_application_of_ray_serve(store, dataset_path, mon
     port = free_port()
     serve.start(http_options={"port": port})
     serve.run(application(settings), route_prefix="/")
-    expected = Registry(store.uri).load(settings.model).answer(["robin nest"], 3).to_pylist()
+    expected = store.registry.load(settings.model).answer(["robin nest"], 3).to_pylist()
     status, headers, content = asked(
         port, "/invocations", {"inputs": ["robin nest"], "params": {"top_k": 3}}
     )

@@ -32,7 +32,7 @@ from ramen_ray.tracking.registry import Registry, ask
 
 @pytest.fixture(scope="module")
 def client(store, logged_retriever):
-    with TestClient(app_of(Registry(store.uri), logged_retriever)) as client:
+    with TestClient(app_of(store.registry, logged_retriever)) as client:
         yield client
 
 
@@ -99,7 +99,7 @@ def test_an_alias_is_followed_while_clients_ask(
 ):
     name = "models:/followed@champion"
     expected = {}
-    registry = Registry(store.uri)
+    registry = store.registry
     for version, noise in (("1", 0.0), ("2", 3.0)):
         store.champion("followed", noise, dataset_path)
         uri = f"models:/followed/{version}"
@@ -157,8 +157,8 @@ def test_an_alias_is_followed_while_clients_ask(
 def test_requests_that_wait_are_answered_together_or_refused(store, logged_retriever, monkeypatch):
     monkeypatch.setattr(server, "MOST_WAITING", 12)
     texts = ["robin nest", "oak", "ship", "saw", ""]
-    expected = Registry(store.uri).load(logged_retriever, "cpu").answer(texts, 3).to_pylist()
-    app = app_of(Registry(store.uri), logged_retriever)
+    expected = store.registry.load(logged_retriever, "cpu").answer(texts, 3).to_pylist()
+    app = app_of(store.registry, logged_retriever)
     may_answer = threading.Event()
     sizes = []
 
@@ -202,7 +202,7 @@ def test_requests_that_wait_are_answered_together_or_refused(store, logged_retri
 def test_requests_are_named_counted_and_logged(store, logged_retriever, monkeypatch, caplog):
     monkeypatch.setattr(server, "MINUTE_S", 0.05)
     caplog.set_level("INFO", "ramen_ray")
-    app = app_of(Registry(store.uri), logged_retriever, ServerSettings(log="queries"))
+    app = app_of(store.registry, logged_retriever, ServerSettings(log="queries"))
     body = {"inputs": ["oak", "", "robin nest"], "params": {"min_score": 2.0}}
     with TestClient(app) as client:
         given = client.post("/invocations", json=body, headers={"X-Request-Id": "mine-1"})
@@ -244,7 +244,7 @@ HALF = (
 def test_a_client_that_hangs_costs_a_connection(store, logged_retriever, monkeypatch, caplog):
     monkeypatch.setattr(connections, "EXCHANGE_S", 1.0)
     monkeypatch.setattr(exchanges, "BODY_S", 0.5)
-    app = app_of(Registry(store.uri), logged_retriever)
+    app = app_of(store.registry, logged_retriever)
     body = json.dumps({"inputs": ["oak"] * 5_000, "params": {"top_k": 40}}).encode()
     large = HALF.replace(b"99", str(len(body)).encode()) + b"\r\n\r\n" + body
     with serving(app) as port, ExitStack() as clients:

@@ -13,7 +13,6 @@ from jobs import index
 from ramen_ray.orchestration.serve import server
 from ramen_ray.orchestration.serve.server import app_of
 from ramen_ray.orchestration.serve.settings import ServerSettings
-from ramen_ray.tracking.registry import Registry
 
 pytest.importorskip("grpc_reflection", reason="ray[serve] is not installed")
 pytestmark = pytest.mark.slow
@@ -56,7 +55,7 @@ def _served(registry, model_uri, settings):
 def test_no_request_is_lost_while_versions_change_and_replicas_and_a_machine_die(
     two_machines, store, dataset_path
 ):
-    registry = Registry(store.uri)
+    registry = store.registry
     expected = {}
     for version, noise in (("1", 0.0), ("2", 3.0)):
         store.champion("spread", noise, dataset_path)
@@ -104,7 +103,7 @@ def test_shards_on_two_machines_answer_while_replicas_come_and_shards_die(
     more = [[f"A{row}", text] for row, text in enumerate([*pairs, *pairs])]  # of some 3 products
     ads = write_rows(tmp_path / "ads.csv", "ad_id text", more)
     done(index, "--model", champion, "--output", store.output, "--ads", ads)
-    registry = Registry(store.uri)
+    registry = store.registry
     whole = registry.load(champion)
     expected = {registry.pinned(champion): whole.answer(TEXTS, 3).to_pylist()}
     soon = {"upscale_delay_s": 0.0, "downscale_delay_s": 0.0, "look_back_period_s": 11.0}
