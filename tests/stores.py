@@ -4,7 +4,7 @@ import json
 import os
 import sys
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,21 +54,23 @@ def served_by_mlflow(uri: str, log: Path, **options: Any) -> Iterator[Callable[.
 
 ALONE = """
 import json, sys
-_, uri, texts, *without = sys.argv
+_, uris, texts, *without = sys.argv
 sys.modules |= dict.fromkeys(without)
 import mlflow
-print(json.dumps(mlflow.pyfunc.load_model(uri).predict(json.loads(texts))["scores"].tolist()))
+for uri in uris.split():
+    answers = mlflow.pyfunc.load_model(uri).predict(json.loads(texts))
+    print(json.dumps(answers["scores"].tolist()))
 """
 
 
 def scores_alone(
-    store: str, uri: str, texts: list[str], folder: Path, *without: str
-) -> list[list[float]]:
-    """Answer texts in a process that cannot import some modules; returns the scores."""
+    store: str, uris: Sequence[str], texts: list[str], folder: Path, *without: str
+) -> list[list[list[float]]]:
+    """Answer texts by models in a process that lacks some modules; returns each model's scores."""
     environment = {**os.environ, "MLFLOW_TRACKING_URI": store}
-    words = ["-c", ALONE, uri, json.dumps(texts), *without]
+    words = ["-c", ALONE, " ".join(uris), json.dumps(texts), *without]
     done = run_python(*words, cwd=folder, env=environment)
-    return json.loads(done.stdout)
+    return [json.loads(line) for line in done.stdout.splitlines()]
 
 
 def choose(registry: Registry, name: str, run_id: str, model_id: str) -> str:

@@ -63,7 +63,7 @@ def test_a_compiled_retriever_replaces_the_original_and_answers_alike_without_to
     original = registry.load("models:/eager/1").answer(queries)
     without = ("torch", "transformers", "ray", "ramen_ray")
     champion = "models:/eager@champion"
-    scores = scores_alone(registry.uri, champion, queries, tmp_path, *without)
+    (scores,) = scores_alone(registry.uri, [champion], queries, tmp_path, *without)
     np.testing.assert_allclose(scores, original["scores"].to_pylist(), atol=1e-5)
     folder = registry.download("models:/eager/2", tmp_path).parent.parent
     needed = (folder / "requirements.txt").read_text()

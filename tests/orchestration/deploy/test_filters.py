@@ -14,7 +14,7 @@ from support import MAX_LENGTH, prepare_in_process, with_tables, write_rows
 from jobs import ask, index, ingest, predict, promote
 from ramen_ray.answering.retriever import Retriever
 from ramen_ray.data.store.dataset import Dataset
-from ramen_ray.method.retrieval.index import filled_index
+from ramen_ray.method.retrieval.index import FEWEST_IVF_PQ_ADS, filled_index
 from ramen_ray.method.retrieval.retriever_folder import write_retriever
 from ramen_ray.notebook import load_retriever
 
@@ -23,7 +23,7 @@ WORDS = ("robin", "oak", "elm", "ship", "saw", "waltz", "wren", "pine", "brig", 
 MARKETS = ("DE", "FR", "a, b")
 KINDS = ("new", "used")
 RARE = {10: "LI", 20: "MC", 31: "MC", 40: "MC"}
-MANY = 12_000
+FEWER = 4_000
 
 
 class Large(NamedTuple):
@@ -252,18 +252,19 @@ def large(request, store, shop, tmp_path_factory):
     draw = np.random.default_rng(3)
     model = store.model(0.0)
     write_retriever(folder, model, Dataset(shop), store.data, FLAT)
-    vectors = draw.standard_normal((MANY, model.dim)).astype(np.float32)
+    number = FEWEST_IVF_PQ_ADS if kind == "ivf_pq" else FEWER
+    vectors = draw.standard_normal((number, model.dim)).astype(np.float32)
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
     made = filled_index(kind, vectors)
     faiss.write_index(made, str(folder / "index.faiss"))
     if kind == "ivf_pq":
         made.make_direct_map()
     if kind in ("half", "ivf_pq"):
-        vectors = made.reconstruct_n(0, MANY)
-    markets = draw.choice(["DE", "FR", "AT"], MANY, p=[0.02, 0.4, 0.58]).astype(object)
+        vectors = made.reconstruct_n(0, number)
+    markets = draw.choice(["DE", "FR", "AT"], number, p=[0.02, 0.4, 0.58]).astype(object)
     markets[[*RARE]] = [*RARE.values()]
-    columns = {"market": markets, "half": np.repeat(["first", "second"], MANY // 2)}
-    names = [f"A{row}" for row in range(MANY)]
+    columns = {"market": markets, "half": np.repeat(["first", "second"], number // 2)}
+    names = [f"A{row}" for row in range(number)]
     ads = pa.table(
         {"ad_id": names, "text": names, **{f"filter_{k}": v for k, v in columns.items()}}
     )

@@ -84,7 +84,7 @@ JUDGED = {  # grades of an ad that was clicked, and of another; and how many que
 
 
 @pytest.mark.parametrize("case", JUDGED)
-def test_judgements_can_veto_what_clicks_prefer(case, store, job, dataset_path, tmp_path):
+def test_judgements_can_veto_what_clicks_prefer(case, job, good, bad, dataset_path, tmp_path):
     grades, num_judged, expected, told = JUDGED[case]
     parent = Dataset(dataset_path)
     rows = [
@@ -96,14 +96,13 @@ def test_judgements_can_veto_what_clicks_prefer(case, store, job, dataset_path, 
     if rows:
         tables["judged/test"] = pa.table([*zip(*rows, strict=True)], JUDGEMENTS.names)
     judged = with_tables(parent, tmp_path / "judged", tables).path
-    champion, candidate = (store.run(noise, dataset_path) for noise in (BLIND, 0.0))
     to = ("--name", case.replace(" ", "-"), "--metric", "P@1", "--test", judged)
-    assert job(champion, *to)[0] == 0
-    code, printed = job(candidate, *to, "--veto", "bad@5")
+    assert job(bad, *to)[0] == 0
+    code, printed = job(good, *to, "--veto", "bad@5")
     assert (code, told in printed) == (expected, True), printed
     assert ("vetoed" in printed) == bool(expected)
     if expected:
-        assert job(candidate, *to, "--veto", "bad@5", "--force")[0] == 0
+        assert job(good, *to, "--veto", "bad@5", "--force")[0] == 0
 
 
 @pytest.fixture(scope="module")

@@ -77,16 +77,26 @@ def _save_with_classifiers(encoder, data, folder):
     classifiers.save(folder / CLASSIFIER_FOLDER)
 
 
-@pytest.fixture(scope="module", params=KINDS)
-def logged(request, prepared, prepared_bag, dataset_path, encoder_path, output):
-    kind = request.param
-    dataset = Dataset(dataset_path)
-    folder = output / request.param
-    data = prepared
+@pytest.fixture(scope="module")
+def both(prepared, prepared_bag, dataset_path, encoder_path, output):
+    """A retriever of each kind."""
+    data = {"transformer": prepared, "bag": prepared_bag}
+    return {
+        kind: _logged(kind, data[kind], Dataset(dataset_path), encoder_path, output)
+        for kind in KINDS
+    }
+
+
+@pytest.fixture(params=KINDS)
+def logged(request, both):
+    return both[request.param]
+
+
+def _logged(kind, data, dataset, encoder_path, output):
+    folder = output / kind
     trained = folder / "trained"
     made = folder / "retriever"
     if kind == "bag":
-        data = prepared_bag
         DualEncoder(build_bag(encoder_path)).save(trained, MAX_LENGTH)
     else:
         _save_with_classifiers(build_transformer(encoder_path), data, trained)
@@ -224,12 +234,14 @@ def test_the_environment_is_pinned_and_minimal(logged):
         assert version(name).partition("+")[0] == pins[name]
 
 
-def test_a_retriever_answers_without_ray_and_the_library(logged, queries, tmp_path):
+def test_retrievers_answer_without_ray_and_the_library(both, queries, tmp_path):
     texts = queries[:3]
-    model = f"models:/{logged.model_id}"
-    scores = scores_alone(logged.run.uri, model, texts, tmp_path, "ray", "ramen_ray")
-    expected = logged.model.predict(texts)["scores"].tolist()
-    np.testing.assert_allclose(scores, expected, rtol=1e-5)
+    store = both["bag"].run.uri
+    models = [f"models:/{logged.model_id}" for logged in both.values()]
+    scores = scores_alone(store, models, texts, tmp_path, "ray", "ramen_ray")
+    for found, logged in zip(scores, both.values(), strict=True):
+        expected = logged.model.predict(texts)["scores"].tolist()
+        np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize("dim", [1, 3, 32, 384, 768, 50])
