@@ -94,7 +94,7 @@ def test_an_encoder_of_more_tokens_than_two_bytes_count_trains_alike(
     )
     assert wide.ads.token_ids.max() >= num_added
     losses = _begin(prepared, narrow, is_cut=True).train(STEPS)
-    found = _begin(wide, build_encoder("transformer", tmp_path), is_cut=True).train(STEPS)
+    found = _begin(wide, build_encoder("transformer", str(tmp_path)), is_cut=True).train(STEPS)
     np.testing.assert_allclose(found, losses, rtol=1e-5)
 
 
