@@ -66,7 +66,6 @@ def started(tmp_path):
         process.communicate("\n", timeout=PATIENCE_S)
 
 
-@pytest.mark.slow
 def test_no_metrics_are_offered_files_are_the_owners_and_workers_do_not_give_way(started, tmp_path):
     pid, session, niceness = started
     assert niceness == os.nice(0)
