@@ -55,28 +55,22 @@ class TokenTable:
 
 @dataclass(frozen=True)
 class TextFigures:
-    """Counts of a table's texts and tokens."""
+    """What an encoder loses of a table's texts."""
 
-    texts: int
-    distinct: int  # as the encoder gets them: after truncation
-    tokens: int  # without special ones such as [CLS]
-    unknown: int  # tokens that stand for what the vocabulary does not have, such as [UNK]
+    share_unknown: float  # of the tokens: those that the vocabulary does not have, such as [UNK]
+    share_repeated: float  # of the texts: those that, after truncation, are as an earlier one
 
-    @property
-    def share_unknown(self) -> float:
-        """Share of the tokens that are unknown."""
-        return self.unknown / self.tokens if self.tokens else 0.0
-
-    @property
-    def share_repeated(self) -> float:
-        """Share of the texts that the encoder cannot tell from an earlier one."""
-        return 1 - self.distinct / self.texts if self.texts else 0.0
+    @classmethod
+    def of(cls, hashes: UInt64s, num_tokens: int, num_unknown: int) -> "TextFigures":
+        """Sum up the hashes of texts (texts,), and tokens without special ones such as [CLS]."""
+        num_repeated = len(hashes) - len(np.unique(hashes))
+        return cls(num_unknown / max(num_tokens, 1), num_repeated / max(len(hashes), 1))
 
 
 def measure_texts(
     folder: Path, tables: list[str], unknown: int | None, num_special: int
 ) -> dict[str, TextFigures]:
-    """Count the texts, and tokens but ``num_special`` a text, of prepared ``tables`` in ``folder``.
+    """Measure the texts, and tokens but ``num_special`` a text, of ``tables`` in ``folder``.
 
     ``unknown`` is the token for what the vocabulary does not have, if there is one.
     """
@@ -84,12 +78,10 @@ def measure_texts(
     for name in tables:
         table = TokenTable.open(folder / "tokens" / name)
         tokens = table.token_ids
-        texts = len(table)
         starts = [] if unknown is None else range(0, len(tokens), TOKENS_AT_ONCE)
         unknowns = [np.count_nonzero(tokens[at : at + TOKENS_AT_ONCE] == unknown) for at in starts]
-        distinct = len(np.unique(table.hashes))
-        content = len(tokens) - num_special * texts
-        figures[name] = TextFigures(texts, distinct, content, int(sum(unknowns)))
+        num_tokens = len(tokens) - num_special * len(table)
+        figures[name] = TextFigures.of(table.hashes, num_tokens, int(sum(unknowns)))
     return figures
 
 
@@ -111,7 +103,7 @@ class Prepared:
 
     @property
     def text_figures(self) -> dict[str, TextFigures]:
-        """Counts of texts and tokens by table."""
+        """What the encoder loses of texts, by table."""
         return {table: TextFigures(**figures) for table, figures in self.metadata["texts"].items()}
 
     @cached_property
