@@ -34,7 +34,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks.common import CACHE, ROOT
-from ramen_ray.data.describe.counts import count_clicks
+from ramen_ray.data.prepared.folder import count_clicks
 from ramen_ray.data.store.dataset import Dataset, write_dataset
 from ramen_ray.data.store.schemas import SPLITS
 from ramen_ray.method.model.pretrained import load_tokenizer

@@ -6,9 +6,10 @@ from pathlib import Path
 from tempfile import gettempdir
 
 from ramen_ray.data.checks.validation import check
-from ramen_ray.data.describe.counts import count_degrees, dataset_statistics
+from ramen_ray.data.describe.counts import count_degrees
 from ramen_ray.data.describe.graph_signal import GraphSignal, Shared, graph_signals
 from ramen_ray.data.engine import engine
+from ramen_ray.data.prepared.folder import dataset_statistics
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.errors import shown_path
 from ramen_ray.long_work import logged_progress

@@ -7,9 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ramen_ray.data.arrays import Booleans, Float64s
-from ramen_ray.data.describe.counts import count_clicks
 from ramen_ray.data.prepared.csr import Csr
-from ramen_ray.data.prepared.folder import Prepared
+from ramen_ray.data.prepared.folder import Prepared, count_clicks
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.store.judgements import Judgements
 from ramen_ray.data.store.predictions import Known

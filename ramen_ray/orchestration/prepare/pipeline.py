@@ -17,9 +17,8 @@ import ray.data
 
 from ramen_ray.data.checks.structure import inspect_structure, read_tables
 from ramen_ray.data.checks.validation import look_over
-from ramen_ray.data.describe.counts import dataset_statistics
 from ramen_ray.data.findings import Finding, raise_errors
-from ramen_ray.data.prepared.folder import Prepared, TextFigures, measure_texts
+from ramen_ray.data.prepared.folder import Prepared, TextFigures, dataset_statistics, measure_texts
 from ramen_ray.data.prepared.stages import (
     WHOLE_TABLES,
     TablePart,
