@@ -41,6 +41,7 @@ from ramen_ray.data.store.same_texts import not_utf8
 from ramen_ray.data.store.schemas import NODE_TABLES, TRAIN, schema_of
 
 ROWS_PER_BATCH = 65_536
+TURNS = (TRAIN, "novel_ads", "ads", "queries", "anchors", "filters", "judged", "aliases", "edges")
 READ_ERRORS = (pa.ArrowException, OSError, UnicodeDecodeError, DatasetError)
 
 
@@ -60,37 +61,20 @@ def validate(dataset: Dataset) -> list[Finding]:
     Tables that cannot be read are left out of the later checks. Tables of texts, and one of edges,
     are in memory, or in the folder for temporary files.
     """
-    every, num_rows = inspect_structure(dataset)
-    findings: dict[str, list[Finding]] = {table: [] for table in num_rows}
-    # first what the rules of others read; edges last, as they may be larger than all else
-    turns = (TRAIN, "novel_ads", "ads", "queries", "anchors", "filters", "judged", "aliases")
-    edges = [table for table in num_rows if table.startswith("edges/")]
-    others = [table for table in num_rows if table not in edges]
-    others.sort(key=lambda name: turns.index(name if name in turns else name.split("/")[0]))
+    findings, num_rows = inspect_structure(dataset)
     with engine(Path(gettempdir())) as connection:
         tables = _Tables(connection, dataset, num_rows)
-        for table in others:
-            findings[table] = tables.check(table)
+        by_table = {table: tables.check(table) for table in sorted(num_rows, key=_turn)}
         if TRAIN in tables.loaded:
-            unclicked = f"FROM {name_literal(TRAIN)} WHERE len(ad_ids) = 0"
-            # those that have an edge are taken out as the tables of edges are read
-            connection.execute(
-                f"CREATE TABLE unlinked AS SELECT rowid AS row, query_id {unclicked}"
-            )
-            if count(connection, "SELECT count(*) FROM unlinked") == num_rows[TRAIN]:
-                message = "no train query has a click"
-                advice = "training needs queries with clicks"
-                findings[TRAIN].append(Finding("error", f"{TRAIN}.parquet", message, advice))
-        find_leaks = tables.loaded >= {*NODE_TABLES.values()}
-        if find_leaks:
-            find_answers(connection, tables.loaded)
-        for table in edges:
-            findings[table] = tables.check(table, find_leaks=find_leaks)
-        if TRAIN in tables.loaded:
-            at_last = [UNLINKED] + [REVERSED_CLICKS] * find_leaks
-            findings[TRAIN] += tables.broken(TRAIN, at_last)
-    every += chain.from_iterable(findings.values())
-    return sorted(every, key=lambda finding: finding.severity)
+            last = [UNLINKED, *tables.leak_rules(REVERSED_CLICKS)]
+            by_table[TRAIN] += tables.broken(TRAIN, last)
+    findings += chain.from_iterable(by_table[table] for table in num_rows)
+    return sorted(findings, key=lambda finding: finding.severity)
+
+
+def _turn(table: str) -> int:
+    """Return when a table is read: first what rules of others read, and last edges, often many."""
+    return TURNS.index(table if table in TURNS else table.split("/")[0])
 
 
 class _TableReader:
@@ -159,7 +143,7 @@ class _Tables:
     _num_rows: Mapping[str, int]
     loaded: set[str] = field(default_factory=set)
 
-    def check(self, table: str, *, find_leaks: bool = False) -> list[Finding]:
+    def check(self, table: str) -> list[Finding]:
         """Read a table, and return what is wrong in it; one that is damaged is left out."""
         reader = _TableReader(self._dataset, table)
         columns = reader.schema.names
@@ -176,11 +160,32 @@ class _Tables:
                 linked = f"SELECT query_id FROM {name_literal(table)}"
                 self._connection.execute(f"DELETE FROM unlinked WHERE query_id IN ({linked})")
             is_used = anchor_set in self._dataset.strict_anchor_sets and side in NODE_TABLES
-            if find_leaks and is_used and f"anchors/{anchor_set}" in self.loaded:
-                rules.append(leak_rule(table))
+            if is_used and f"anchors/{anchor_set}" in self.loaded:
+                rules += self.leak_rules(leak_rule(table))
         findings = self.broken(table, rules)
+        if table == TRAIN:
+            findings += self._unclicked()
         self._forget(table, columns)
         return findings
+
+    def leak_rules(self, rule: FaultKind) -> list[FaultKind]:
+        """Find the held-out answers, which a rule reads; no rule if their tables are not there."""
+        if not self.loaded >= {*NODE_TABLES.values()}:
+            return []
+        find_answers(self._connection, self.loaded)
+        return [rule]
+
+    def _unclicked(self) -> list[Finding]:
+        """Create ``unlinked``, train queries without a click, from which edges take theirs out."""
+        unclicked = f"FROM {name_literal(TRAIN)} WHERE len(ad_ids) = 0"
+        self._connection.execute(
+            f"CREATE TABLE unlinked AS SELECT rowid AS row, query_id {unclicked}"
+        )
+        if count(self._connection, "SELECT count(*) FROM unlinked") < self._num_rows[TRAIN]:
+            return []
+        message = "no train query has a click"
+        advice = "training needs queries with clicks"
+        return [Finding("error", f"{TRAIN}.parquet", message, advice)]
 
     def _load(self, table: str, reader: _TableReader) -> None:
         rows = pa.RecordBatchReader.from_batches(reader.schema, reader.batches())
