@@ -29,9 +29,9 @@ from torch.profiler import profile
 from transformers import BertTokenizer, DistilBertConfig, DistilBertModel
 
 from benchmarks.common import alternate, finish, medians, options
+from ramen_ray.data.arrays import hash_texts
 from ramen_ray.data.prepared.csr import Csr
 from ramen_ray.data.prepared.folder import TokenTable
-from ramen_ray.data.prepared.hashing import hash_texts
 from ramen_ray.method.model.dual_encoder import DualEncoder
 from ramen_ray.method.model.encoder import TransformerEncoder
 from ramen_ray.method.model.heads import Classifiers, Head

@@ -39,9 +39,9 @@ from benchmarks.graph_gain import (
 from benchmarks.in_process import Run, begin, embedded_texts, train_all_epochs
 from benchmarks.tables import ByQuery, Found, compared, kept, mean, write
 from ramen_ray.config import WITHOUT_GRAPH, RunConfig, flatten, overlay
+from ramen_ray.data.arrays import uniforms
 from ramen_ray.data.prepared.csr import Csr, cumulative_sum
 from ramen_ray.data.prepared.folder import TokenTable
-from ramen_ray.data.prepared.hashing import uniforms
 from ramen_ray.method.model.heads import Classifiers, unit
 from ramen_ray.method.sampling.batches import Batch, NodeAnchors, Sampler, SamplingSources, Stream
 from ramen_ray.method.sampling.encoded import EncodedBatch, StepPart

@@ -34,7 +34,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks.common import CACHE, ROOT
-from ramen_ray.data.describe.counts import count_clicks
+from ramen_ray.data.prepared.folder import count_clicks
 from ramen_ray.data.store.dataset import Dataset, write_dataset
 from ramen_ray.data.store.schemas import SPLITS
 from ramen_ray.method.model.pretrained import load_tokenizer
@@ -277,7 +277,7 @@ def _phrases(topics: int, ads: int, queries: int, clicks: int) -> Corpus:
 def _frequent(dataset: str, least: int) -> Corpus:
     """Read a built-in set without the ads that have fewer than ``least`` train clicks."""
     whole = Dataset(ROOT / "datasets" / dataset)
-    frequent = set(np.flatnonzero(count_clicks(whole, "train").per_ad >= least).tolist())
+    frequent = set(np.flatnonzero(count_clicks(whole, "train")[1] >= least).tolist())
     ads = {ad["ad_id"]: ad["text"] for ad in whole.read("ads").to_pylist()}
     query_texts, split_of, answers = dict[str, str](), dict[str, str](), dict[str, set[str]]()
     for split in SPLITS:

@@ -14,9 +14,8 @@ from torch import Tensor, nn, optim
 from torch.nn.functional import normalize, softplus
 
 from ramen_ray.config import LossConfig, RunConfig, overlay
-from ramen_ray.data.arrays import Float64s, Int64s
+from ramen_ray.data.arrays import Float64s, Int64s, mix, uniforms
 from ramen_ray.data.prepared.csr import Csr
-from ramen_ray.data.prepared.hashing import mix, uniforms
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.metrics.comparison import Evidence
 from ramen_ray.method.model.dual_encoder import tokenize_texts

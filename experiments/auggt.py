@@ -20,10 +20,9 @@ import tyro
 from experiments.edges import edges_of_sets
 from ramen_ray.command_line import parse_settings, run_job
 from ramen_ray.config import Section
-from ramen_ray.data.arrays import UInt64s
+from ramen_ray.data.arrays import UInt64s, keyed_hash
 from ramen_ray.data.checks.structure import read_tables
 from ramen_ray.data.engine import Connection, add_function, engine, name_literal, run, stream
-from ramen_ray.data.prepared.hashing import keyed_hash
 from ramen_ray.data.splits.kept import new_dataset_from
 from ramen_ray.data.store.dataset import Dataset, DatasetError
 from ramen_ray.data.store.schemas import TRAIN

@@ -43,8 +43,7 @@ def main() -> None:
     dataset = Dataset(settings.dataset)
     with logged_progress("loading libraries"):
         from ramen_ray.reports.description import describe
-        from ramen_ray.reports.pages import write_page
-        from ramen_ray.reports.report_tables import show
+        from ramen_ray.reports.report_tables import show, write_page
     description = describe(dataset, settings.encoder, settings.max_length)
     for sentence in description.words:
         print(printable(f"- {sentence}"))

@@ -39,11 +39,10 @@ def main() -> int:
     """Check, print, and return 1 if there are errors."""
     settings = parse_settings(ValidateSettings, __doc__)
     dataset = Dataset(settings.dataset)
-    with Console(stderr=True).status("reading") as status:
-        findings = validate(dataset, lambda table: status.update(_text(f"checking {table}")))
+    findings = validate(dataset)
     counts = Table("table", Column("rows", justify="right"))
-    for table, rows in inspect_structure(dataset).num_rows.items():
-        counts.add_row(_text(table), f"{rows:,}")
+    for table, rows in inspect_structure(dataset)[1].items():
+        counts.add_row(Text(printable(table)), f"{rows:,}")
     Console().print(counts)
     for finding in findings:
         print(f"{finding.severity}: {finding}")
@@ -54,10 +53,6 @@ def main() -> int:
     if not errors:
         print(f"next: {shlex.join(['python', 'jobs/describe.py', shown_path(settings.dataset)])}")
     return 1 if errors else 0
-
-
-def _text(name: str) -> Text:
-    return Text(printable(name))
 
 
 if __name__ == "__main__":

@@ -31,10 +31,9 @@ from ramen_ray.command_line import parse_with_run_config
 from ramen_ray.config import RunConfig, Section, write_config
 from ramen_ray.data.checks.structure import check_structure, read_tables
 from ramen_ray.data.checks.validation import check, validate
-from ramen_ray.data.describe.counts import dataset_statistics
 from ramen_ray.data.findings import Finding
 from ramen_ray.data.prepared.csr import Csr
-from ramen_ray.data.prepared.folder import Prepared, measure_texts
+from ramen_ray.data.prepared.folder import Prepared, dataset_statistics, measure_texts
 from ramen_ray.data.prepared.stages import (
     WHOLE_TABLES,
     edge_rows,

@@ -26,9 +26,8 @@ from experiments.oak.links import bank_texts, links_own_text
 from experiments.oak.method import AugmentedQueries, OakSettings
 from ramen_ray.bases import BaseName
 from ramen_ray.config import WITHOUT_GRAPH, RunConfig, overlay
-from ramen_ray.data.arrays import Int64s
+from ramen_ray.data.arrays import HashIndex, Int64s, hash_texts
 from ramen_ray.data.prepared.folder import Prepared, TokenTable
-from ramen_ray.data.prepared.hashing import HashIndex, hash_texts
 from ramen_ray.method.model.dual_encoder import DualEncoder
 from ramen_ray.method.retrieval.search import build_index, drop_filtered, most_filters, search_index
 from ramen_ray.orchestration.run.build import encoder_tokenizer

@@ -7,10 +7,10 @@ import numpy as np
 import pyarrow as pa
 
 from experiments.edges import edges_of_sets
+from ramen_ray.data.arrays import keyed_hash
+from ramen_ray.data.checks.rules import texts_of
 from ramen_ray.data.checks.validation import check
 from ramen_ray.data.engine import Connection, count, engine, run, stream
-from ramen_ray.data.leaks import texts_of
-from ramen_ray.data.prepared.hashing import keyed_hash
 from ramen_ray.data.store.dataset import WHILE_READ, Dataset, DatasetError, new_dataset
 from ramen_ray.data.store.schemas import HELD_OUT_SIDES, SPLITS, TRAIN
 from ramen_ray.naming import joined_name

@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ramen_ray.data.arrays import Booleans, ragged_positions
+from ramen_ray.data.arrays import Booleans, HashIndex, ragged_positions
 from ramen_ray.data.prepared.csr import Csr
 from ramen_ray.data.prepared.folder import Prepared, TokenTable
-from ramen_ray.data.prepared.hashing import HashIndex
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.store.schemas import HELD_OUT_SIDES
 from ramen_ray.method.metrics.ranking import find_hits, precision_at, recall_at

@@ -19,10 +19,9 @@ from torch.optim.lr_scheduler import LRScheduler
 from experiments.oak.augmentation import Augmentation, Combiner, Pooling
 from experiments.oak.links import bank_texts, train_links
 from ramen_ray.config import NotNegative, Positive, RunConfig, Section
-from ramen_ray.data.arrays import Int64s
+from ramen_ray.data.arrays import Int64s, keyed_hash
 from ramen_ray.data.prepared.csr import Csr
 from ramen_ray.data.prepared.folder import Prepared, TokenTable
-from ramen_ray.data.prepared.hashing import keyed_hash
 from ramen_ray.method.model.dual_encoder import DualEncoder, Embeddings
 from ramen_ray.method.model.heads import Classifiers
 from ramen_ray.method.objectives.losses import TripletLoss

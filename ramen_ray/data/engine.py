@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
-import psutil
 import pyarrow as pa
 import pyarrow.compute as pc
 from duckdb.func import ARROW
@@ -25,7 +24,7 @@ from ramen_ray.errors import UserError
 from ramen_ray.long_work import logged_progress
 
 Connection = duckdb.DuckDBPyConnection
-SHARE_OF_MEMORY = 0.6
+SHARE_OF_MEMORY = "60%"
 ROWS_PER_BATCH = 65_536
 TEXTS_PER_BATCH = 2048  # an Arrow array of texts cannot have more than 2 GiB
 
@@ -45,7 +44,7 @@ def engine(
     machine's, goes into a subfolder of ``folder``. Raises a UserError if ``memory`` is not a size,
     or it or the disk is too small for what is done.
     """
-    limit = memory or f"{int(SHARE_OF_MEMORY * psutil.virtual_memory().total)}B"
+    limit = memory or SHARE_OF_MEMORY
     with owned_folder(folder) as aside:
         config: dict[str, str | bool | int | float | list[str]] = {
             "memory_limit": limit,

@@ -73,45 +73,39 @@ class Tally:
 
     def add(self, file: object, rows: Int64s | Sequence[int], values: Sequence[Any] = ()) -> None:
         """Count the rows (n,) of a file; ``values`` are those of the first few."""
-        if len(rows):
-            self._first = self._first or (str(file), int(rows[0]))
-            self.count += len(rows)
-            self.files.add(str(file))
-            room = MAX_EXAMPLES - len(self._examples)
-            pairs = zip(rows, values[:room], strict=False)
-            self._examples += [(str(file), int(row), value) for row, value in pairs]
+        self._first = self._first or (str(file), int(rows[0]))
+        self.count += len(rows)
+        self.files.add(str(file))
+        room = MAX_EXAMPLES - len(self._examples)
+        pairs = zip(rows, values[:room], strict=False)
+        self._examples += [(str(file), int(row), value) for row, value in pairs]
 
     def finding(self) -> Finding:
         """Say how many rows there are, as in "2 cells are empty (in 2 files): null, null"."""
-        examples = ", ".join(_show(value) for _, _, value in self._examples)
         over = f" (in {len(self.files)} files)" if len(self.files) > 1 else ""
-        what = f"{self.count} {self.kind.message}{over}"
-        return self._finding(f"{what}: {examples}{self._more}" if examples else what)
+        examples = [_show(value) for _, _, value in self._examples]
+        return self._finding(f"{self.count} {self.kind.message}{over}", examples)
 
     def share(self, out_of: int | None = None) -> Finding:
         """Say where the first few are, as in "empty text (2 of 60, 3.3%): '', '' (row 7)"."""
         share = f" ({self.count} of {out_of}, {self.count / out_of:.1%})" if out_of else ""
-        examples = ", ".join(
-            _show(value) + self._place(file, row) for file, row, value in self._examples
-        )
-        return self._finding(f"{self.kind.message}{share}: {examples}{self._more}")
+        examples = [_show(value) + self._place(file, row) for file, row, value in self._examples]
+        return self._finding(f"{self.kind.message}{share}", examples)
 
-    def _finding(self, message: str) -> Finding:
+    def _finding(self, what: str, examples: Sequence[str]) -> Finding:
         kind = self.kind
         file, row = self._first or ("", 0)
         severity = kind.severity if self.count > kind.most else "warning"
+        rest = self.count - len(examples)
+        more = f" and {rest} more" if rest else ""
+        message = f"{what}: {', '.join(examples)}{more}" if examples else what
         return Finding(severity, file, message, kind.advice, row, kind.column)
 
-    @property
-    def _more(self) -> str:
-        rest = self.count - len(self._examples)
-        return f" and {rest} more" if rest else ""
-
     def _place(self, file: str, row: int) -> str:
-        if (file, row) == self._first:
-            return ""
-        is_first = self._first is not None and file == self._first[0]
-        return f" (row {row})" if is_first else f" ({file.rpartition('/')[2]}, row {row})"
+        first_file, first_row = self._first or ("", 0)
+        if file != first_file:
+            return f" ({file.rpartition('/')[2]}, row {row})"
+        return f" (row {row})" if row != first_row else ""
 
 
 class Tallies(dict[FaultKind, Tally]):

@@ -5,14 +5,8 @@ from textwrap import shorten
 
 import numpy as np
 
-from ramen_ray.data.arrays import Booleans, Int64s
-from ramen_ray.data.describe.counts import (
-    ClickCounts,
-    EdgeCounts,
-    sample_ids,
-    share_of,
-    texts_by_id,
-)
+from ramen_ray.data.describe.counts import CLICKS, Degrees
+from ramen_ray.data.engine import Connection, name_literal
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.store.schemas import TRAIN
 from ramen_ray.method.model.pretrained import load_tokenizer, text_tokenizer
@@ -26,16 +20,22 @@ TEXTS_PER_TABLE = 100_000
 UNCUT = 2**31
 SHOWN_CHARACTERS = 120
 SHOWN_TEXTS = 10
+NODES = {"query": "train queries", "ad": "ads"}
 PER_CENT = {"median": 50, "p90": 90, "p99": 99, "max": 100}
 
-Counted = tuple[str, int, int]
-"""What is counted, how many there are, and of how many."""
+DegreesBySide = Mapping[tuple[str, str], Degrees]
 
 
-def splits(numbers: Mapping[str, float], clicks: Mapping[str, ClickCounts]) -> ReportTable:
+def splits(connection: Connection, dataset: Dataset, numbers: Mapping[str, float]) -> ReportTable:
     """Lay out the sizes of the splits."""
+    counted = {}
+    for split in dataset.splits:
+        table = f"queries/{split}"
+        weight = "sum(list_sum(weights))" if "weights" in dataset.schema(table).names else "NULL"
+        sql = f"SELECT count(*), sum(len(ad_ids)), {weight} FROM {name_literal(table)}"
+        (counted[split],) = connection.sql(sql).fetchall()
     columns = ["split", "queries", "clicks", "clicks per query"]
-    has_weights = any(counts.weight is not None for counts in clicks.values())
+    has_weights = any(weight is not None for _, _, weight in counted.values())
     if has_weights:
         columns.append("click weight")
     kinds = []
@@ -43,101 +43,90 @@ def splits(numbers: Mapping[str, float], clicks: Mapping[str, ClickCounts]) -> R
         kinds = ["judgements", "low_judgements"]
     columns += [kind.replace("_", " ") for kind in kinds]
     rows = []
-    for split, counts in clicks.items():
-        per_query = counts.per_query
-        row = [split, count(len(per_query)), count(per_query.sum()), average(per_query.mean())]
+    for split, (queries, clicks, weight) in counted.items():
+        row = [split, count(queries), count(clicks), average(clicks / queries)]
         if has_weights:
-            row.append("" if counts.weight is None else average(counts.weight))
+            row.append("" if weight is None else average(weight))
         row += [count(numbers.get(f"num_{split}_{kind}", 0)) for kind in kinds]
         rows.append(row)
     return ReportTable("Splits", columns, rows)
 
 
-def shares(clicks: Mapping[str, ClickCounts], edges: Mapping[str, EdgeCounts]) -> ReportTable:
+def shares(connection: Connection, degrees: DegreesBySide) -> ReportTable:
     """Count nodes without clicks or edges, and test clicks on rare ads."""
-    train = clicks["train"].per_ad
-    test = clicks["test"].per_ad
     without = "ads without a train click"
     with_one = "ads with exactly one train click"
-    counted = [
-        _counted("train queries without a click", clicks["train"].per_query == 0),
-        _counted(without, train == 0),
-        _counted(with_one, train == 1),
-        _counted(f"test clicks on {without}", train == 0, test),
-        _counted(f"test clicks on {with_one}", train == 1, test),
+    queries = degrees[CLICKS, "query"]
+    ads = degrees[CLICKS, "ad"]
+    tests = f"SELECT unnest(ad_ids) AS node FROM {name_literal('queries/test')}"
+    rare = f"""SELECT count(*) FILTER (WHERE degree = 0), count(*) FILTER (WHERE degree = 1),
+            count(*)
+        FROM ({tests}) JOIN degrees USING (node) WHERE graph = '{CLICKS}' AND side = 'ad'"""
+    ((on_unclicked, on_once_clicked, num_tests),) = connection.sql(rare).fetchall()
+    rows = [
+        _share("train queries without a click", queries.without, queries.nodes),
+        _share(without, ads.without, ads.nodes),
+        _share(with_one, ads.with_one, ads.nodes),
+        _share(f"test clicks on {without}", on_unclicked, num_tests),
+        _share(f"test clicks on {with_one}", on_once_clicked, num_tests),
     ]
-    degrees: dict[str, Int64s] = {}
-    if edges:
-        sets = edges.values()
-        degrees["train queries without any edge"] = np.sum([each.per_query for each in sets], 0)
-        degrees["ads without any edge"] = np.sum([each.per_ad for each in sets], 0)
-    for name, of_set in edges.items():
-        degrees[f"train queries without an edge to {name}"] = of_set.per_query
-        degrees[f"ads without an edge to {name}"] = of_set.per_ad
-        degrees[f"{name} anchors without an edge"] = of_set.per_anchor
-    # a graph need not link both sides
-    counted += [_counted(what, each == 0) for what, each in degrees.items() if each.any()]
+    unlinked = f"""SELECT side, count(*) FILTER (WHERE total = 0), count(*) FROM (
+            SELECT side, node, sum(degree) AS total FROM degrees
+            WHERE graph <> '{CLICKS}' AND side <> 'anchor' GROUP BY side, node)
+        GROUP BY side HAVING max(total) > 0 ORDER BY side DESC"""
+    for side, part, whole in connection.sql(unlinked).fetchall():
+        rows.append(_share(f"{NODES[side]} without any edge", part, whole))
+    for (name, side), of_set in degrees.items():
+        if name != CLICKS and of_set.edges:  # a graph need not link both sides
+            what = f"{name} anchors without an edge"
+            if side != "anchor":
+                what = f"{NODES[side]} without an edge to {name}"
+            rows.append(_share(what, of_set.without, of_set.nodes))
     return ReportTable(
         "Without clicks, without edges",
         ("", "number", "of", "share"),
-        [
-            [what, count(part), count(whole), f"{share_of(part, whole):.1%}"]
-            for what, part, whole in counted
-        ],
+        rows,
         note="Batches are drawn from clicks: what has no train click is learnt by its edges only.",
     )
 
 
-def _counted(what: str, member: Booleans, counts: Int64s | None = None) -> Counted:
-    """Count the members among all nodes or, given the nodes' ``counts``, sum their counts."""
-    if counts is None:
-        return what, int(member.sum()), len(member)
-    return what, int(counts[member].sum()), int(counts.sum())
+def _share(what: str, part: int, whole: int) -> list[str]:
+    return [what, count(part), count(whole), f"{part / max(whole, 1):.1%}"]
 
 
-def distributions(train: ClickCounts, edges: Mapping[str, EdgeCounts]) -> ReportTable:
+def distributions(degrees: DegreesBySide) -> ReportTable:
     """Lay out how many nodes have how many train clicks, and edges of each anchor set."""
-    degrees = [("clicks", "query", train.per_query), ("clicks", "ad", train.per_ad)]
-    for name, of_set in edges.items():
-        degrees.append((name, "query", of_set.per_query))
-        degrees.append((name, "ad", of_set.per_ad))
-        degrees.append((name, "anchor", of_set.per_anchor))
+    rows = []
+    for (graph, side), counted in degrees.items():
+        mean = average(counted.edges / counted.nodes)
+        numbers = map(count, counted.quantiles)
+        rows.append([graph or "clicks", side, count(counted.nodes), mean, *numbers])
     return ReportTable(
         "Distributions",
         ("of", "per", "nodes", "mean", *PER_CENT),
-        [
-            [
-                graph,
-                per,
-                count(len(values)),
-                average(values.mean()),
-                *map(count, _quantiles(values)),
-            ]
-            for graph, per, values in degrees
-        ],
+        rows,
         text_columns=2,
         note="Clicks are train clicks; an anchor's edges are those to queries and to ads. Means, "
         "as in Table 9 of the RAMEN paper, are over all nodes, also without clicks or edges.",
     )
 
 
-def _quantiles(values: Int64s) -> list[int]:
-    """Return median, p90, p99 and max: the smallest value that such a share does not exceed."""
-    places = -(-np.array([*PER_CENT.values()]) * len(values) // 100) - 1
-    return np.sort(values)[places].tolist()
-
-
-def hubs(dataset: Dataset, edges: Mapping[str, EdgeCounts]) -> ReportTable:
+def hubs(connection: Connection, dataset: Dataset) -> ReportTable:
     """List the anchors of each set with most edges, most first."""
     rows = []
-    for name, counts in edges.items():
-        degrees = counts.per_anchor
-        largest = np.argsort(-degrees, kind="stable")[:NUM_HUBS].tolist()
-        texts = texts_by_id(dataset, f"anchors/{name}", largest)
-        for anchor in largest:
-            ends = (counts.queries_per_anchor[anchor], counts.ads_per_anchor[anchor])
-            share = f"{degrees[anchor] / degrees.sum():.1%}"
-            rows.append([name, _short(texts[anchor]), *map(count, ends), share])
+    for name in dataset.anchor_sets:
+        tables = [(side, f"edges/{name}/{side}") for side in NODES]
+        ends = " UNION ALL ".join(
+            f"SELECT anchor_id, '{side}' AS side FROM {name_literal(table)}"
+            for side, table in tables
+            if dataset.has(table)
+        )
+        most = f"""SELECT text, count(*) FILTER (WHERE side = 'query'),
+                count(*) FILTER (WHERE side = 'ad'), count(*) / sum(count(*)) OVER ()
+            FROM ({ends}) JOIN {name_literal(f"anchors/{name}")} USING (anchor_id)
+            GROUP BY anchor_id, text ORDER BY count(*) DESC, anchor_id LIMIT {NUM_HUBS}"""
+        for text, queries, ads, share in connection.sql(most).fetchall():
+            rows.append([name, _short(text), count(queries), count(ads), f"{share:.1%}"])
     return ReportTable(
         "Largest hubs",
         ("anchor set", "anchor", "queries", "ads", "of the set's edges"),
@@ -158,11 +147,13 @@ def token_lengths(dataset: Dataset, encoder: str, max_length: int) -> ReportTabl
     rows = []
     for table in tables:
         num_texts = dataset.num_rows(table)
-        ids = sample_ids(num_texts, TEXTS_PER_TABLE, SEED)
+        ids = _sample_ids(num_texts, TEXTS_PER_TABLE)
         texts = dataset.rows_with_ids(table, ids)["text"].to_pylist()
         lengths, figures = measure_tokens(tokenizer, texts, max_length)
         too_long = (lengths > max_length).mean()
-        counts = (len(lengths), num_texts, *_quantiles(lengths))
+        places = -(-np.array([*PER_CENT.values()]) * len(lengths) // 100) - 1
+        quantiles = np.sort(lengths)[places].tolist()
+        counts = (len(lengths), num_texts, *quantiles)
         shares = (too_long, figures.share_unknown, figures.share_repeated)
         rows.append([table, *map(count, counts), *(f"{share:.1%}" for share in shares)])
     return ReportTable(
@@ -176,41 +167,35 @@ def token_lengths(dataset: Dataset, encoder: str, max_length: int) -> ReportTabl
     )
 
 
-def samples(dataset: Dataset) -> ReportTable:
+def samples(connection: Connection, dataset: Dataset) -> ReportTable:
     """Show some train queries, drawn by SEED, with their ads and anchors, as text."""
-    ids = sample_ids(dataset.num_rows(TRAIN), NUM_SAMPLES, SEED)
-    queries = dataset.rows_with_ids(TRAIN, ids).to_pylist()
-    ads = texts_by_id(dataset, "ads", {ad for query in queries for ad in query["ad_ids"]})
-    anchors = {
-        name: _anchors_of(dataset, name, ids)
-        for name in dataset.anchor_sets
-        if dataset.has(f"edges/{name}/query")
-    }
-    rows = [
-        [
-            _short(query["text"]),
-            _listed([ads[ad] for ad in query["ad_ids"]]),
-            *(_listed(of_query[query["query_id"]]) for of_query in anchors.values()),
-        ]
-        for query in queries
-    ]
+    ids = _sample_ids(dataset.num_rows(TRAIN), NUM_SAMPLES)
+    queries = dataset.rows_with_ids(TRAIN, ids)
+    clicks = f"SELECT query_id, unnest(ad_ids) AS ad_id FROM {name_literal(TRAIN)}"
+    columns = {"ads": f"({clicks}) JOIN ads USING (ad_id)"}
+    for name in dataset.anchor_sets:
+        if dataset.has(edges := f"edges/{name}/query"):
+            anchors = f"JOIN {name_literal(f'anchors/{name}')} USING (anchor_id)"
+            columns[f"{name} anchors"] = f"{name_literal(edges)} {anchors}"
+    cells = [[_short(text) for text in queries["text"].to_pylist()]]
+    for linked in columns.values():
+        sql = f"""SELECT query_id, list(text ORDER BY text) FROM {linked}
+            WHERE query_id IN ({", ".join(map(str, ids))}) GROUP BY query_id"""
+        texts = dict(connection.sql(sql).fetchall())
+        cells.append([_listed(texts.get(query, [])) for query in ids])
     return ReportTable(
         "Some train queries",
-        ("query", "ads", *(f"{name} anchors" for name in anchors)),
-        rows,
-        text_columns=2 + len(anchors),
+        ("query", *columns),
+        [*zip(*cells, strict=True)],
+        text_columns=1 + len(columns),
         note="Drawn with a fixed seed.",
     )
 
 
-def _anchors_of(dataset: Dataset, anchor_set: str, query_ids: list[int]) -> dict[int, list[str]]:
-    edges = dataset.rows_with_ids(f"edges/{anchor_set}/query", query_ids).to_pylist()
-    ids = {edge["anchor_id"] for edge in edges}
-    texts = texts_by_id(dataset, f"anchors/{anchor_set}", ids)
-    of_query: dict[int, list[str]] = {query: [] for query in query_ids}
-    for edge in edges:
-        of_query[edge["query_id"]].append(texts[edge["anchor_id"]])
-    return of_query
+def _sample_ids(num_rows: int, size: int) -> list[int]:
+    """Draw ``size`` of the ids of a table by SEED, or all if there are fewer; ascending."""
+    draw = np.random.default_rng(SEED)
+    return np.sort(draw.choice(num_rows, min(size, num_rows), replace=False)).tolist()
 
 
 def count(value: float) -> str:

@@ -2,14 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from tempfile import gettempdir
 
 from ramen_ray.data.checks.validation import check
-from ramen_ray.data.describe.counts import (
-    count_clicks,
-    count_edges,
-    dataset_statistics,
-)
+from ramen_ray.data.describe.counts import count_degrees
 from ramen_ray.data.describe.graph_signal import GraphSignal, Shared, graph_signals
+from ramen_ray.data.engine import engine
+from ramen_ray.data.prepared.folder import dataset_statistics
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.errors import shown_path
 from ramen_ray.long_work import logged_progress
@@ -45,19 +45,19 @@ def describe(dataset: Dataset, encoder: str, max_length: int) -> Description:
         check(dataset)
     with logged_progress(f"counting clicks, edges and tokens of {shown_path(dataset.path)}"):
         tokens = token_lengths(dataset, encoder, max_length)
-        clicks = {split: count_clicks(dataset, split) for split in dataset.splits}
-        edges = {name: count_edges(dataset, name) for name in dataset.anchor_sets}
-        statistics = dataset_statistics(dataset, clicks)
-        signals = graph_signals(dataset, clicks, edges)
-        tables = [
-            splits(statistics, clicks),
-            shares(clicks, edges),
-            distributions(clicks["train"], edges),
-            hubs(dataset, edges),
-            signal_table(signals),
-            tokens,
-            samples(dataset),
-        ]
+        statistics = dataset_statistics(dataset)
+        with engine(Path(gettempdir()), dataset=dataset) as connection:
+            degrees = count_degrees(connection, dataset)
+            signals = graph_signals(connection, dataset, degrees)
+            tables = [
+                splits(connection, dataset, statistics),
+                shares(connection, degrees),
+                distributions(degrees),
+                hubs(connection, dataset),
+                signal_table(signals),
+                tokens,
+                samples(connection, dataset),
+            ]
     texts = (str(dataset.metadata.get(key) or "") for key in ("source", "licence"))
     return Description(
         " · ".join(filter(None, texts)),

@@ -12,8 +12,7 @@ import pyarrow.parquet as pq
 from ramen_ray.data.store.predictions import CLICKED, predictions_schema
 from ramen_ray.data.store.schemas import FILTER
 from ramen_ray.errors import UserError
-from ramen_ray.reports.pages import write_page
-from ramen_ray.reports.report_tables import ReportTable
+from ramen_ray.reports.report_tables import ReportTable, write_page
 
 AT = 10
 SHOWN_ROWS = 30

@@ -2,15 +2,19 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from jinja2 import Environment
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from ramen_ray.data.store.made_folder import whole_file
 from ramen_ray.errors import printable
 from ramen_ray.method.metrics.comparison import Difference, in_points
 from ramen_ray.method.metrics.ranking import HEADLINES
+from ramen_ray.tracking.addresses import TrackingError
 
 Metrics = Mapping[str, float]
 BySplit = Mapping[str, Mapping[str, Metrics]]  # by row, split and metric
@@ -184,3 +188,21 @@ def _in_order(metrics: BySplit) -> list[tuple[str, str, Metrics]]:
 def _per_cent(metrics: Metrics, names: Sequence[str], prefix: str = "") -> list[str]:
     values = (metrics.get(f"{prefix}{name}") for name in names)
     return ["–" if value is None else f"{100 * value:.2f}" for value in values]
+
+
+TEMPLATE = Path(__file__).with_name("page.html")
+
+
+def write_page(
+    file: Path, title: str, note: str, words: Sequence[str], tables: Sequence[ReportTable]
+) -> None:
+    """Write one HTML page that loads nothing from elsewhere, or raise a TrackingError."""
+    environment = Environment(autoescape=True, trim_blocks=True)
+    template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
+    html = template.render(title=title, note=note, words=words, tables=tables)
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with whole_file(file) as aside:
+            aside.write_text(html, encoding="utf-8")
+    except OSError as error:
+        raise TrackingError(f"cannot write the page {file}: {error.strerror}") from error

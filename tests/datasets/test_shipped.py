@@ -6,7 +6,7 @@ import pytest
 from support import ROOT
 from written_out import clicked_pairs, column_of, edges_of, pairs_of
 
-from ramen_ray.data.describe.counts import dataset_statistics
+from ramen_ray.data.prepared.folder import dataset_statistics
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.store.schemas import HELD_OUT_SIDES, SPLITS
 

@@ -18,7 +18,7 @@ from jobs import validate as validating
 from ramen_ray.data.store.dataset import Dataset, write_dataset
 from ramen_ray.data.store.schemas import SPLITS
 from ramen_ray.reports.description import describe
-from ramen_ray.reports.pages import write_page
+from ramen_ray.reports.report_tables import write_page
 
 QUANTILES = ("0.5", "0.9", "0.99", "1")
 MAX_LENGTH = 5

@@ -1,16 +1,14 @@
 """Checks of tables from their parquet footers alone: present, of the right types, not empty."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
 
 import pyarrow as pa
 
 from ramen_ray.data.findings import Finding, raise_errors
-from ramen_ray.data.leaks import HELD_OUT
 from ramen_ray.data.store.dataset import Dataset, DatasetError
 from ramen_ray.data.store.parquet_files import open_parquet
 from ramen_ray.data.store.schemas import (
+    HELD_OUT,
     JUDGED,
     SIDES,
     SPLITS,
@@ -33,14 +31,6 @@ _EMPTY_ADVICE = {
 }
 
 
-@dataclass(frozen=True)
-class Structure:
-    """What is wrong by the footers, and row counts of the tables with the right columns."""
-
-    findings: list[Finding]
-    num_rows: dict[str, int]
-
-
 def read_tables(dataset: Dataset) -> list[str]:
     """Name the tables that training and evaluation read: those needed, and others that exist."""
     sets = dataset.anchor_sets
@@ -58,18 +48,23 @@ def read_tables(dataset: Dataset) -> list[str]:
 
 def check_structure(dataset: Dataset) -> dict[str, int]:
     """Return tables' row counts by the footers; a DatasetError says what is wrong with columns."""
-    structure = inspect_structure(dataset)
-    raise_errors(dataset, structure.findings)
-    return structure.num_rows
+    findings, num_rows = inspect_structure(dataset)
+    raise_errors(dataset, findings)
+    return num_rows
 
 
-def inspect_structure(dataset: Dataset) -> Structure:
-    """Read the footers of all tables and list what is wrong with tables, columns and counts."""
+def inspect_structure(dataset: Dataset) -> tuple[list[Finding], dict[str, int]]:
+    """Read the footers of all tables, and list what is wrong with tables, columns and counts.
+
+    Also returns the row counts of the tables with the right columns.
+    """
     findings = [*_set_findings(dataset), *_name_findings(dataset)]
     num_rows: dict[str, int] = {}
-    given = dataset.metadata.get("num_rows", {})
-    counts = given.items() if isinstance(given, dict) else ()
-    stated = {table: count for table, count in counts if type(count) is int}  # and not bool
+    stated = dataset.metadata.get("num_rows", {})
+    if not (isinstance(stated, dict) and all(type(count) is int for count in stated.values())):
+        message = "num_rows is not an object that gives each table's row count"
+        findings.append(_error("dataset.json", message, "correct it, or leave num_rows out"))
+        stated = {}
     wanted = dict.fromkeys([*read_tables(dataset), *dataset.tables])
     for table in filter(is_known, wanted):
         file = f"{table}.parquet"
@@ -88,16 +83,11 @@ def inspect_structure(dataset: Dataset) -> Structure:
             message = f"it has {count} rows, but dataset.json says {stated[table]}"
             advice = "a file was changed, truncated or lost: restore it, or correct dataset.json"
             findings.append(_error(file, message, advice))
-    file = "dataset.json"
-    if given != stated:
-        message = "num_rows is not an object that gives each table's row count"
-        findings.append(_error(file, message, "correct it, or leave num_rows out"))
-        return Structure(findings, num_rows)
     for table in sorted(stated.keys() - wanted.keys()):
         message = f"num_rows counts {stated[table]} rows of {table!r}, which does not exist"
         advice = "restore the table, or take it out of num_rows"
-        findings.append(Finding("warning", file, message, advice))
-    return Structure(findings, num_rows)
+        findings.append(Finding("warning", "dataset.json", message, advice))
+    return findings, num_rows
 
 
 def _read_footers(dataset: Dataset, table: str) -> tuple[list[Finding], int]:
@@ -174,16 +164,6 @@ def _name_findings(dataset: Dataset) -> Iterator[Finding]:
         if not is_known(table):
             message = f"the dataset directory has no table {table!r}; it is not read"
             yield Finding("warning", f"{table}.parquet", message, "check its name")
-
-
-def unreadable(file: str | Path, why: object) -> Finding:
-    """Return the finding that ``file`` cannot be read."""
-    return Finding(
-        "error",
-        str(file),
-        f"not a readable parquet file: {' '.join(str(why).split())}",
-        "it is damaged or incomplete; copy or write it again",
-    )
 
 
 def _error(file: str, message: str, advice: str, column: str | None = None) -> Finding:

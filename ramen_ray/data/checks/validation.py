@@ -6,13 +6,12 @@ there the names of the dataset directory, and ``rowid`` is a row's number, as th
 order of insertion.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from tempfile import gettempdir
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -20,21 +19,29 @@ from ramen_ray.data.checks.rules import (
     REVERSED_CLICKS,
     UNLINKED,
     cross_rules,
+    find_answers,
     keys_of,
     leak_rule,
     repeat_rules,
     row_rules,
 )
-from ramen_ray.data.checks.structure import inspect_structure, unreadable
+from ramen_ray.data.checks.structure import inspect_structure
 from ramen_ray.data.engine import Connection, count, engine, name_literal, run
-from ramen_ray.data.findings import MAX_EXAMPLES, FaultKind, Finding, Tallies, Tally, raise_errors
-from ramen_ray.data.leaks import find_answers
+from ramen_ray.data.findings import (
+    MAX_EXAMPLE_LENGTH,
+    MAX_EXAMPLES,
+    FaultKind,
+    Finding,
+    Tally,
+    raise_errors,
+)
 from ramen_ray.data.store.dataset import Dataset, DatasetError
-from ramen_ray.data.store.parquet_files import read_footer
+from ramen_ray.data.store.parquet_files import read_footer, rows_of
 from ramen_ray.data.store.same_texts import not_utf8
 from ramen_ray.data.store.schemas import NODE_TABLES, TRAIN, schema_of
 
 ROWS_PER_BATCH = 65_536
+TURNS = (TRAIN, "novel_ads", "ads", "queries", "anchors", "filters", "judged", "aliases", "edges")
 READ_ERRORS = (pa.ArrowException, OSError, UnicodeDecodeError, DatasetError)
 
 
@@ -45,52 +52,29 @@ def check(dataset: Dataset) -> None:
 
 def look_over(dataset: Dataset) -> list[Finding]:
     """Return what :func:`validate` finds, or the footers of what was checked as it was written."""
-    return inspect_structure(dataset).findings if dataset.is_checked else validate(dataset)
+    return inspect_structure(dataset)[0] if dataset.is_checked else validate(dataset)
 
 
-def validate(
-    dataset: Dataset, progress: Callable[[str], None] = lambda table: None
-) -> list[Finding]:
+def validate(dataset: Dataset) -> list[Finding]:
     """Check the whole dataset directory; returns all findings, errors first.
 
     Tables that cannot be read are left out of the later checks. Tables of texts, and one of edges,
-    are in memory, or in the folder for temporary files. ``progress`` gets the name of each table
-    before it is read.
+    are in memory, or in the folder for temporary files.
     """
-    structure = inspect_structure(dataset)
-    num_rows = structure.num_rows
-    findings: dict[str, list[Finding]] = {table: [] for table in num_rows}
-    # first what the rules of others read; edges last, as they may be larger than all else
-    turns = (TRAIN, "novel_ads", "ads", "queries", "anchors", "filters", "judged", "aliases")
-    edges = [table for table in num_rows if table.startswith("edges/")]
-    others = [table for table in num_rows if table not in edges]
-    others.sort(key=lambda name: turns.index(name if name in turns else name.split("/")[0]))
+    findings, num_rows = inspect_structure(dataset)
     with engine(Path(gettempdir())) as connection:
         tables = _Tables(connection, dataset, num_rows)
-        for table in others:
-            progress(table)
-            findings[table] = tables.check(table)
+        by_table = {table: tables.check(table) for table in sorted(num_rows, key=_turn)}
         if TRAIN in tables.loaded:
-            unclicked = f"FROM {name_literal(TRAIN)} WHERE len(ad_ids) = 0"
-            # those that have an edge are taken out as the tables of edges are read
-            connection.execute(
-                f"CREATE TABLE unlinked AS SELECT rowid AS row, query_id {unclicked}"
-            )
-            if count(connection, "SELECT count(*) FROM unlinked") == num_rows[TRAIN]:
-                message = "no train query has a click"
-                advice = "training needs queries with clicks"
-                findings[TRAIN].append(Finding("error", f"{TRAIN}.parquet", message, advice))
-        find_leaks = tables.loaded >= {*NODE_TABLES.values()}
-        if find_leaks:
-            find_answers(connection, tables.loaded)
-        for table in edges:
-            progress(table)
-            findings[table] = tables.check(table, find_leaks=find_leaks)
-        if TRAIN in tables.loaded:
-            at_last = [UNLINKED] + [REVERSED_CLICKS] * find_leaks
-            findings[TRAIN] += tables.broken(TRAIN, at_last)
-    every = [*structure.findings, *chain.from_iterable(findings.values())]
-    return sorted(every, key=lambda finding: finding.severity)
+            last = [UNLINKED, *tables.leak_rules(REVERSED_CLICKS)]
+            by_table[TRAIN] += tables.broken(TRAIN, last)
+    findings += chain.from_iterable(by_table[table] for table in num_rows)
+    return sorted(findings, key=lambda finding: finding.severity)
+
+
+def _turn(table: str) -> int:
+    """Return when a table is read: first what rules of others read, and last edges, often many."""
+    return TURNS.index(table if table in TURNS else table.split("/")[0])
 
 
 class _TableReader:
@@ -98,46 +82,46 @@ class _TableReader:
 
     def __init__(self, dataset: Dataset, table: str) -> None:
         self.schema = dataset.schema(table)
-        self.damage: list[Finding] = []  # the file that cannot be read, which ends the rows
-        self.not_utf8 = Tallies()  # texts whose bytes are not; the rows have them as Latin-1
+        self.damage: list[Finding] = []  # why a file cannot be read, which ends the rows
         self.ascends = True  # ids, or pairs of them, do, so that none repeats or is null
         self._dataset = dataset
-        self._table = table
+        self._keys = keys_of(table)
+        self._files = dataset.files(table)
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Yield all rows in the order of the files."""
-        keys = keys_of(self._table)
         last = None
-        for path in self._dataset.files(self._table):
-            file = path.relative_to(self._dataset.path)
+        for path in self._files:
+            file = str(path.relative_to(self._dataset.path))
             num_rows = 0
             try:
-                for rows in self._dataset.rows_of(path, self.schema.names, ROWS_PER_BATCH):
-                    readable = self._readable(rows, file, num_rows)
-                    yield readable
+                for rows in rows_of(path, self.schema.names, ROWS_PER_BATCH):
+                    self.damage += _not_utf8(rows, file, num_rows)
+                    if self.damage:  # the engine cannot hold them
+                        return
+                    yield rows.cast(self.schema)
                     num_rows += len(rows)
-                    key_rows = readable.select(keys)
+                    key_rows = rows.select(self._keys)
                     last = pa.concat_batches([last[-1:], key_rows]) if last else key_rows
                     self.ascends = self.ascends and _ascend(*last)
                 if num_rows != read_footer(path).num_rows:
                     raise DatasetError("its number of rows differs from its footer")
             except READ_ERRORS as error:  # the engine would change it
-                self.damage.append(unreadable(file, error))
+                message = f"not a readable parquet file: {' '.join(str(error).split())}"
+                advice = "it is damaged or incomplete; copy or write it again"
+                self.damage.append(Finding("error", file, message, advice))
                 return
 
-    def _readable(self, rows: pa.RecordBatch, file: Path, first: int) -> pa.RecordBatch:
-        columns = []
-        for field_ in self.schema:
-            column = rows[field_.name]
-            if pa.types.is_string(field_.type) and (odd := not_utf8(column)).any():
-                contents = column.cast(pa.binary()).filter(odd).to_pylist()
-                kind = FaultKind("bytes that are not UTF-8", "convert the source", field_.name)
-                self.not_utf8.add(kind, file, first + np.flatnonzero(odd), contents)
-                # the engine cannot hold them, and null would be another fault
-                texts = pa.array([content.decode("latin-1") for content in contents])
-                column = pc.replace_with_mask(column, odd, texts)
-            columns.append(column.cast(field_.type))
-        return pa.RecordBatch.from_arrays(columns, schema=self.schema)
+
+def _not_utf8(rows: pa.RecordBatch, file: str, first: int) -> Iterator[Finding]:
+    """Yield the first text of each column whose bytes are not UTF-8."""
+    for name in rows.schema.names:
+        column = rows[name]
+        if pa.types.is_string(column.type) and (odd := not_utf8(column)).any():
+            row = int(odd.argmax())
+            content = column[row].as_buffer().to_pybytes()[:MAX_EXAMPLE_LENGTH]
+            message = f"bytes that are not UTF-8: {content!r}"
+            yield Finding("error", file, message, "convert the source", first + row, name)
 
 
 def _ascend(first: pa.Array, *others: pa.Array) -> bool:
@@ -159,7 +143,7 @@ class _Tables:
     _num_rows: Mapping[str, int]
     loaded: set[str] = field(default_factory=set)
 
-    def check(self, table: str, *, find_leaks: bool = False) -> list[Finding]:
+    def check(self, table: str) -> list[Finding]:
         """Read a table, and return what is wrong in it; one that is damaged is left out."""
         reader = _TableReader(self._dataset, table)
         columns = reader.schema.names
@@ -176,12 +160,32 @@ class _Tables:
                 linked = f"SELECT query_id FROM {name_literal(table)}"
                 self._connection.execute(f"DELETE FROM unlinked WHERE query_id IN ({linked})")
             is_used = anchor_set in self._dataset.strict_anchor_sets and side in NODE_TABLES
-            if find_leaks and is_used and f"anchors/{anchor_set}" in self.loaded:
-                rules.append(leak_rule(table))
-        findings = [tally.share() for tally in reader.not_utf8.values()]
-        findings += self.broken(table, rules)
+            if is_used and f"anchors/{anchor_set}" in self.loaded:
+                rules += self.leak_rules(leak_rule(table))
+        findings = self.broken(table, rules)
+        if table == TRAIN:
+            findings += self._unclicked()
         self._forget(table, columns)
         return findings
+
+    def leak_rules(self, rule: FaultKind) -> list[FaultKind]:
+        """Find the held-out answers, which a rule reads; no rule if their tables are not there."""
+        if not self.loaded >= {*NODE_TABLES.values()}:
+            return []
+        find_answers(self._connection, self.loaded)
+        return [rule]
+
+    def _unclicked(self) -> list[Finding]:
+        """Create ``unlinked``, train queries without a click, from which edges take theirs out."""
+        unclicked = f"FROM {name_literal(TRAIN)} WHERE len(ad_ids) = 0"
+        self._connection.execute(
+            f"CREATE TABLE unlinked AS SELECT rowid AS row, query_id {unclicked}"
+        )
+        if count(self._connection, "SELECT count(*) FROM unlinked") < self._num_rows[TRAIN]:
+            return []
+        message = "no train query has a click"
+        advice = "training needs queries with clicks"
+        return [Finding("error", f"{TRAIN}.parquet", message, advice)]
 
     def _load(self, table: str, reader: _TableReader) -> None:
         rows = pa.RecordBatchReader.from_batches(reader.schema, reader.batches())

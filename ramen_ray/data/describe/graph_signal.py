@@ -10,17 +10,15 @@ The dataset must be free of errors (:func:`ramen_ray.data.checks.validation.chec
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from tempfile import gettempdir
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
 
-from ramen_ray.data.arrays import Booleans, Int64s, click_pairs
-from ramen_ray.data.describe.counts import ClickCounts, EdgeCounts
-from ramen_ray.data.engine import Connection, count, engine, name_literal, run
-from ramen_ray.data.leaks import find_answers, leaking, texts_of
-from ramen_ray.data.prepared.hashing import keyed_hash
+from ramen_ray.data.arrays import Booleans, Int64s, keyed_hash
+from ramen_ray.data.checks.rules import find_answers, leaking, texts_of
+from ramen_ray.data.describe.counts import CLICKS, Degrees
+from ramen_ray.data.engine import Connection, add_function, count, name_literal, run, text_literal
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.store.schemas import NODE_TABLES, TRAIN
 
@@ -88,48 +86,56 @@ class GraphSignal:
 
 
 def graph_signals(
-    dataset: Dataset, clicks: Mapping[str, ClickCounts], edges: Mapping[str, EdgeCounts]
+    connection: Connection, dataset: Dataset, degrees: Mapping[tuple[str, str], Degrees]
 ) -> dict[str, GraphSignal]:
-    """Measure every anchor set, from the counted ``clicks`` by split and ``edges`` by set."""
+    """Measure every anchor set, by the ``degrees`` of :func:`count_degrees` in the connection."""
     if not dataset.anchor_sets:
         return {}
-    queries, ads = _sample_clicks(dataset)
-    unclicked = clicks["train"].per_ad == 0
-    test_clicks = clicks["test"].per_ad
+    queries, ads = _sample_clicks(connection, degrees[CLICKS, "ad"].nodes)
+    tests = f"SELECT unnest(ad_ids) AS node FROM {name_literal('queries/test')}"
+    num_tests = count(connection, f"SELECT count(*) FROM ({tests})")
+    is_bare = f"node NOT IN ({_linked(CLICKS, 'ad')})"
+    bare_tests = connection.sql(f"SELECT node FROM ({tests}) WHERE {is_bare}").fetchnumpy()["node"]
     signals = {}
-    with engine(Path(gettempdir()), dataset=dataset) as connection:
-        leaks = _count_leaks(connection, dataset)
-        wordless = ~_words_in_common(connection, ("query", "ad"), (queries, ads))
-        for name, counts in edges.items():
-            per_query = counts.per_query
-            per_ad = counts.per_ad
-            ends = {"query": per_query, "ad": per_ad}
-            sides = tuple(side for side, counted in ends.items() if counted.any())
-            if len(sides) == 2:
-                both = (per_query[queries] > 0) & (per_ad[ads] > 0)
-                pairs = (queries[both], ads[both])
-                chosen = wordless[both]
-                things = _edges_of(name, "query"), _edges_of(name, "ad")
-            else:
-                (side,) = sides
-                nodes = np.unique(queries if side == "query" else ads)
-                pairs = joined_pairs(connection, name, side, nodes)
-                chosen = ~_words_in_common(connection, (side, side), pairs)
-                things = _clicks_of(side), _clicks_of(side)
-            _create_things(connection, things, pairs)
-            beyond_words = pairs[0][chosen], pairs[1][chosen]
-            signals[name] = GraphSignal(
-                sides=sides,
-                edges_per_query=float(per_query.mean()),
-                edges_per_ad=float(per_ad.mean()),
-                test_clicks=int(test_clicks.sum()),
-                reached_clicks=int(test_clicks[unclicked & (per_ad > 0)].sum()),
-                shared=_count_shared(connection, pairs, sides),
-                shared_beyond_words=_count_shared(connection, beyond_words, sides),
-                edges=int(per_query.sum() + per_ad.sum()),
-                leaking_edges=leaks[name],
-            )
+    leaks = _count_leaks(connection, dataset)
+    wordless = ~_words_in_common(connection, ("query", "ad"), (queries, ads))
+    for name in dataset.anchor_sets:
+        per_side = {side: degrees[name, side] for side in NODE_TABLES}
+        sides = tuple(side for side, of_side in per_side.items() if of_side.edges)
+        linked = {
+            side: connection.sql(_linked(name, side)).fetchnumpy()["node"] for side in per_side
+        }
+        if len(sides) == 2:
+            both = np.isin(queries, linked["query"]) & np.isin(ads, linked["ad"])
+            pairs = (queries[both], ads[both])
+            chosen = wordless[both]
+            things = _edges_of(name, "query"), _edges_of(name, "ad")
+        else:
+            (side,) = sides
+            nodes = np.unique(queries if side == "query" else ads)
+            pairs = joined_pairs(connection, name, side, nodes)
+            chosen = ~_words_in_common(connection, (side, side), pairs)
+            things = _clicks_of(side), _clicks_of(side)
+        _create_things(connection, things, pairs)
+        beyond_words = pairs[0][chosen], pairs[1][chosen]
+        signals[name] = GraphSignal(
+            sides=sides,
+            edges_per_query=per_side["query"].edges / per_side["query"].nodes,
+            edges_per_ad=per_side["ad"].edges / per_side["ad"].nodes,
+            test_clicks=num_tests,
+            reached_clicks=int(np.isin(bare_tests, linked["ad"]).sum()),
+            shared=_count_shared(connection, pairs, sides),
+            shared_beyond_words=_count_shared(connection, beyond_words, sides),
+            edges=sum(of_side.edges for of_side in per_side.values()),
+            leaking_edges=leaks[name],
+        )
     return signals
+
+
+def _linked(graph: str, side: str) -> str:
+    """Return the SQL that selects each ``node`` of a side that has edges or clicks."""
+    where = f"graph = {text_literal(graph)} AND side = '{side}' AND degree > 0"
+    return f"SELECT node FROM degrees WHERE {where}"
 
 
 def _count_leaks(connection: Connection, dataset: Dataset) -> dict[str, int]:
@@ -151,22 +157,14 @@ def _count_leaks(connection: Connection, dataset: Dataset) -> dict[str, int]:
     return counts
 
 
-def _sample_clicks(dataset: Dataset) -> Pairs:
+def _sample_clicks(connection: Connection, num_ads: int) -> Pairs:
     """Return the query and the ad of each train click (clicks,), of at most ``MAX_CLICKS``."""
-    draws = np.empty(0, dtype=np.uint64)
-    clicks = np.empty((2, 0), dtype=np.int64)
-    first = 0
-    for rows in dataset.batches(TRAIN, ["query_id", "ad_ids"]):
-        pairs = np.stack(click_pairs(rows))
-        numbers = np.arange(first, first + pairs.shape[1])
-        draws = np.concatenate([draws, keyed_hash((_SAMPLE,), numbers)])
-        clicks = np.concatenate([clicks, pairs], axis=1)
-        first += len(numbers)
-        if len(draws) > MAX_CLICKS:
-            lowest = np.sort(np.argpartition(draws, MAX_CLICKS)[:MAX_CLICKS])
-            draws = draws[lowest]
-            clicks = clicks[:, lowest]
-    return clicks[0], clicks[1]
+    add_function(connection, "draw", partial(keyed_hash, (_SAMPLE,)), "BIGINT", "UBIGINT")
+    lowest = f"""SELECT *
+        FROM (SELECT query_id, unnest(ad_ids) AS ad_id FROM {name_literal(TRAIN)})
+        ORDER BY draw(query_id * {num_ads} + ad_id) LIMIT {MAX_CLICKS}"""
+    clicks = connection.sql(f"FROM ({lowest}) ORDER BY ALL").fetchnumpy()
+    return clicks["query_id"], clicks["ad_id"]
 
 
 def joined_pairs(connection: Connection, name: str, side: str, nodes: Int64s) -> Pairs:

@@ -14,6 +14,7 @@ from ramen_ray.data.arrays import (
     Float64s,
     Int64s,
     growing_array,
+    id_type,
     map_array,
     map_new_array,
     ragged_positions,
@@ -126,11 +127,6 @@ class Csr:
         linked = stop > start
         drawn[linked] = self.indices[position[linked]]
         return drawn
-
-
-def id_type(limit: int) -> type[np.generic]:
-    """Return the smaller type that holds ids below ``limit``."""
-    return np.int32 if limit <= np.iinfo(np.int32).max else np.int64
 
 
 def write_csr(folder: Path, parts: Iterable[Csr]) -> None:

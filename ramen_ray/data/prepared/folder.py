@@ -1,4 +1,7 @@
-"""A dataset prepared for training: token tables, clicks and edges as memory-mapped arrays."""
+"""A dataset prepared for training: token tables, clicks and edges as memory-mapped arrays.
+
+And what is counted of it: its texts, and the statistics of the dataset.
+"""
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace
@@ -7,14 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from ramen_ray.data.arrays import Booleans, Float64s, Int64s, UInt64s, map_array, ragged_positions
 from ramen_ray.data.prepared.csr import Csr
-from ramen_ray.data.store.judgements import Judgements
+from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.data.store.judgements import LOW, Judgements
 from ramen_ray.data.store.made_folder import read_json
-from ramen_ray.data.store.schemas import SPLITS, ZERO_SHOT
+from ramen_ray.data.store.schemas import JUDGED, NODE_TABLES, SPLITS, ZERO_SHOT
 from ramen_ray.errors import DatasetError
 
 TOKENS_AT_ONCE = 1 << 24
@@ -55,28 +60,22 @@ class TokenTable:
 
 @dataclass(frozen=True)
 class TextFigures:
-    """Counts of a table's texts and tokens."""
+    """What an encoder loses of a table's texts."""
 
-    texts: int
-    distinct: int  # as the encoder gets them: after truncation
-    tokens: int  # without special ones such as [CLS]
-    unknown: int  # tokens that stand for what the vocabulary does not have, such as [UNK]
+    share_unknown: float  # of the tokens: those that the vocabulary does not have, such as [UNK]
+    share_repeated: float  # of the texts: those that, after truncation, are as an earlier one
 
-    @property
-    def share_unknown(self) -> float:
-        """Share of the tokens that are unknown."""
-        return self.unknown / self.tokens if self.tokens else 0.0
-
-    @property
-    def share_repeated(self) -> float:
-        """Share of the texts that the encoder cannot tell from an earlier one."""
-        return 1 - self.distinct / self.texts if self.texts else 0.0
+    @classmethod
+    def of(cls, hashes: UInt64s, num_tokens: int, num_unknown: int) -> "TextFigures":
+        """Sum up the hashes of texts (texts,), and tokens without special ones such as [CLS]."""
+        num_repeated = len(hashes) - len(np.unique(hashes))
+        return cls(num_unknown / max(num_tokens, 1), num_repeated / max(len(hashes), 1))
 
 
 def measure_texts(
     folder: Path, tables: list[str], unknown: int | None, num_special: int
 ) -> dict[str, TextFigures]:
-    """Count the texts, and tokens but ``num_special`` a text, of prepared ``tables`` in ``folder``.
+    """Measure the texts, and tokens but ``num_special`` a text, of ``tables`` in ``folder``.
 
     ``unknown`` is the token for what the vocabulary does not have, if there is one.
     """
@@ -84,13 +83,52 @@ def measure_texts(
     for name in tables:
         table = TokenTable.open(folder / "tokens" / name)
         tokens = table.token_ids
-        texts = len(table)
         starts = [] if unknown is None else range(0, len(tokens), TOKENS_AT_ONCE)
         unknowns = [np.count_nonzero(tokens[at : at + TOKENS_AT_ONCE] == unknown) for at in starts]
-        distinct = len(np.unique(table.hashes))
-        content = len(tokens) - num_special * texts
-        figures[name] = TextFigures(texts, distinct, content, int(sum(unknowns)))
+        num_tokens = len(tokens) - num_special * len(table)
+        figures[name] = TextFigures.of(table.hashes, num_tokens, int(sum(unknowns)))
     return figures
+
+
+def count_clicks(dataset: Dataset, split: str) -> tuple[Int64s, Int64s]:
+    """Count the clicks of each query of a split, in row order, and of each ad."""
+    per_query = [np.empty(0, dtype=np.int64)]
+    per_ad = np.zeros(dataset.num_rows("ads"), dtype=np.int64)
+    for batch in dataset.batches(f"queries/{split}", ["ad_ids"]):
+        per_query.append(pc.list_value_length(batch["ad_ids"]).to_numpy().astype(np.int64))
+        np.add.at(per_ad, batch["ad_ids"].flatten().to_numpy(), 1)
+    return np.concatenate(per_query), per_ad
+
+
+def dataset_statistics(dataset: Dataset) -> dict[str, float]:
+    """Count queries, ads, clicks and edges, with the averages of RAMEN's Table 9.
+
+    These are over all train queries (documents there) and all ads (labels), with clicks or without.
+    """
+    statistics: dict[str, float] = {}
+    for split in reversed(SPLITS):  # the last is train
+        per_query, per_ad = count_clicks(dataset, split)
+        statistics[f"num_{split}_queries"] = len(per_query)
+        statistics[f"num_{split}_clicks"] = per_ad.sum()
+    statistics |= {
+        "num_ads": len(per_ad),
+        "clicks_per_query": per_query.mean(),
+        "queries_per_ad": per_ad.mean(),
+        "share_ads_without_click": (per_ad == 0).mean(),
+        "share_ads_with_one_click": (per_ad == 1).mean(),
+    }
+    for table in filter(dataset.has, JUDGED):
+        split = table.removeprefix("judged/")
+        grades = dataset.read(table)["grade"]
+        statistics[f"num_{split}_judgements"] = len(grades)
+        statistics[f"num_{split}_low_judgements"] = pc.sum(pc.less(grades, LOW)).as_py()
+    for name in dataset.anchor_sets:
+        statistics[f"{name}_num_anchors"] = dataset.num_rows(f"anchors/{name}")
+        for side, nodes in NODE_TABLES.items():
+            edges = f"edges/{name}/{side}"
+            num_edges = dataset.num_rows(edges) if dataset.has(edges) else 0
+            statistics[f"{name}_anchors_per_{side}"] = num_edges / dataset.num_rows(nodes)
+    return {key: float(value) for key, value in statistics.items()}
 
 
 @dataclass(frozen=True)
@@ -111,7 +149,7 @@ class Prepared:
 
     @property
     def text_figures(self) -> dict[str, TextFigures]:
-        """Counts of texts and tokens by table."""
+        """What the encoder loses of texts, by table."""
         return {table: TextFigures(**figures) for table, figures in self.metadata["texts"].items()}
 
     @cached_property

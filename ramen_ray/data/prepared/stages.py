@@ -22,13 +22,15 @@ from ramen_ray.data.arrays import (
     Float64s,
     Int64s,
     UInt64s,
+    hash_texts,
+    id_type,
     map_array,
+    mix,
     publish,
     to_lists,
     write_pieces,
 )
-from ramen_ray.data.prepared.csr import accumulate, id_type
-from ramen_ray.data.prepared.hashing import hash_texts, mix
+from ramen_ray.data.prepared.csr import accumulate
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.store.schemas import (
     JUDGED,

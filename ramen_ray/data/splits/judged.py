@@ -1,10 +1,9 @@
 """Add judgements to a dataset: to the directory itself, or to a new one made from it."""
 
 import logging
-import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +18,17 @@ from ramen_ray.data.engine import (
 )
 from ramen_ray.data.findings import FaultKind
 from ramen_ray.data.splits.kept import new_dataset_from, write_kept
-from ramen_ray.data.store.changing import hidden, not_in_use, to_change
 from ramen_ray.data.store.dataset import (
     WHILE_READ,
     Dataset,
     DatasetError,
     DatasetWriter,
-    with_checked,
-    write_metadata,
+    replace_tables,
+    to_change,
 )
-from ramen_ray.data.store.made_folder import owned_folder
+from ramen_ray.data.store.made_folder import not_in_use, owned_folder
 from ramen_ray.data.store.schemas import JUDGED, JUDGED_FOLDER, SIDES, SPLITS, Side
-from ramen_ray.data.tables.clicks.writing import write_splits
+from ramen_ray.data.tables.clicks.splits import write_splits
 from ramen_ray.data.tables.graphs.nodes import node_names
 from ramen_ray.data.tables.reading.columns import grade_column, text_column
 from ramen_ray.data.tables.reading.files import pinned
@@ -72,7 +70,7 @@ def add_judgements(parent: Dataset, given: JudgedTable, output: Path | None = No
         "grade": grade_column(given.grade, given.judged_highest),
         "source": text_column(given.source),
     }
-    given = replace(given, judged=pinned(given.judged))
+    given = pinned(given, "judged")
     table = UserTable(given.judged, columns, given.skip_bad_rows)
     with adding_judgements(parent, output, vars(given)) as connection:
         table.load(connection, "judged_rows", "SELECT * FROM source")
@@ -120,23 +118,18 @@ def adding_judgements(
     with owned_folder(parent.path) as aside:
         with engine(aside, dataset=parent) as connection:
             yield connection
-            written = _write(connection, parent, DatasetWriter(aside), replaced)
+            _write(connection, parent, DatasetWriter(aside), replaced)
         with to_change(parent.path) as now:
             if now.fingerprint != before:
                 raise DatasetError(f"{now.path} has changed {WHILE_READ}")
-            metadata = with_checked(now.metadata, aside)
-            place = now.path / JUDGED_FOLDER
-            with hidden(now.path, f"{JUDGED_FOLDER}/"):
-                shutil.rmtree(place, ignore_errors=True)
-                (aside / JUDGED_FOLDER).mkdir(exist_ok=True)  # there may be none
-                (aside / JUDGED_FOLDER).rename(place)
-                write_metadata(now.path, {**metadata, JUDGED_FOLDER: made}, written)
+            about = {JUDGED_FOLDER: made}
+            replace_tables(now, [JUDGED_FOLDER], f"{JUDGED_FOLDER}/", about, aside)
 
 
 def _write(
     connection: Connection, parent: Dataset, writer: DatasetWriter, replaced: str | None
-) -> dict[str, int]:
-    """Write ``judged`` and what stays of the parent's; returns the rows of each table."""
+) -> None:
+    """Write ``judged`` and what stays of the parent's."""
     rows = "SELECT split, query_id, ad_id, source, grade FROM judged"
     for number, name in enumerate(JUDGED):
         if parent.has(name):
@@ -144,7 +137,7 @@ def _write(
                 SELECT {number}, query_id, ad_id, source, grade FROM {name_literal(name)}
                 ANTI JOIN (FROM judged WHERE split = {number}) USING (query_id, ad_id, source)"""
             rows += f" WHERE source <> {text_literal(replaced)}" if replaced else ""
-    return write_splits(connection, writer, JUDGED_FOLDER, rows)
+    write_splits(connection, writer, JUDGED_FOLDER, rows)
 
 
 def _find(connection: Connection, parent: Dataset, side: Side, table: UserTable) -> None:

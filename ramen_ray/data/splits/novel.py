@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from ramen_ray.data.arrays import Int64s
+from ramen_ray.data.arrays import Int64s, keyed_hash
 from ramen_ray.data.engine import Connection, add_function, count, engine, name_literal, run, stream
-from ramen_ray.data.prepared.hashing import keyed_hash
 from ramen_ray.data.splits.kept import lowest, new_dataset_from, write_kept
 from ramen_ray.data.store.dataset import Dataset, DatasetError, DatasetWriter
 from ramen_ray.data.store.schemas import NODE_TABLES, TRAIN, ZERO_SHOT
+from ramen_ray.data.tables.clicks.splits import write_filled
 
 _NOVEL, _ONE_SHOT = range(2)  # keys of the two draws
 _MADE_FROM = {"train": "train", "validation": "validation", ZERO_SHOT: "test"}
@@ -87,18 +87,14 @@ def make_novel_split(
 def _draw_novel_ads(parent: Dataset, settings: NovelSettings) -> Int64s:
     """Return the ads (novel ads,) with the lowest draws."""
     num_ads = parent.num_rows("ads")
-    fraction = settings.novel_fraction
-    if not 0 < fraction < 1:
-        raise DatasetError(f"the novel fraction must be between 0 and 1, not {fraction}")
-    num_novel = round(fraction * num_ads)
-    if not 0 < num_novel < num_ads:
+    num_novel = settings.novel_fraction * num_ads
+    if not 0.5 < num_novel < num_ads - 0.5:  # nor if it is not a number
         raise DatasetError(
-            f"a novel fraction of {fraction} makes {num_novel} of the {num_ads} ads of "
-            f"{parent.path} novel; choose another"
+            f"a novel fraction of {settings.novel_fraction} makes none or all of the {num_ads} ads"
+            f" of {parent.path} novel; choose another, between 0 and 1"
         )
-    return np.flatnonzero(
-        lowest(keyed_hash((settings.seed, _NOVEL), np.arange(num_ads)), num_novel)
-    )
+    draws = keyed_hash((settings.seed, _NOVEL), np.arange(num_ads))
+    return np.flatnonzero(lowest(draws, round(num_novel)))
 
 
 def _name_what_is_novel(
@@ -178,7 +174,8 @@ class _Split:
         table = f"{folder}/{_MADE_FROM[target]}"
         if self.parent.has(table):
             rows = f"FROM {name_literal(table)} WHERE {chosen}"
-            self._write(f"{folder}/{target}", _renumbered(rows, target))
+            renumbered = _renumbered(rows, target)
+            write_filled(self.connection, self.writer, f"{folder}/{target}", renumbered)
 
     def write_edges(self, anchor_set: str, side: str, cut: str) -> bool:
         """Write edges whose ends are not ``cut``, of kept queries; says whether there are any."""
@@ -190,12 +187,8 @@ class _Split:
         for end, nodes in ends.items():
             gone = f"SELECT {end} FROM {name_literal(nodes)} WHERE {cut}"
             rows = f"FROM ({rows}) WHERE {end} NOT IN ({gone})"
-        return self._write(table, _renumbered(rows, "train") if side == "query" else rows)
-
-    def _write(self, table: str, rows: str) -> bool:
-        if is_filled := count(self.connection, f"SELECT count(*) FROM ({rows})") > 0:
-            self.writer.write(table, stream(self.connection, f"FROM ({rows}) ORDER BY ALL"))
-        return is_filled
+        rows = _renumbered(rows, "train") if side == "query" else rows
+        return write_filled(self.connection, self.writer, table, rows) > 0
 
 
 def _renumbered(rows: str, target: str) -> str:

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ramen_ray.data.arrays import Booleans, Float64s
-from ramen_ray.data.prepared.hashing import uniforms
+from ramen_ray.data.arrays import Booleans, Float64s, uniforms
 from ramen_ray.data.splits.kept import Kept, lowest, new_dataset_from, write_kept
 from ramen_ray.data.store.dataset import Dataset, DatasetWriter
 from ramen_ray.data.store.schemas import JUDGED, NODE_TABLES, SPLITS, TRAIN

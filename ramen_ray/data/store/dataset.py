@@ -1,8 +1,9 @@
 """The dataset directory: one on-disk form for queries, ads, anchors, edges and filters."""
 
 import json
+import shutil
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from filelock import FileLock
 
 from ramen_ray.data.arrays import click_pairs
 from ramen_ray.data.store.made_folder import (
@@ -22,17 +24,31 @@ from ramen_ray.data.store.made_folder import (
     digest_of,
     file_contents,
     new_folder,
+    not_in_use,
     whole_file,
 )
-from ramen_ray.data.store.metadata import (
+from ramen_ray.data.store.parquet_files import (
+    open_parquet,
+    read_footer,
+    row_groups,
+    rows_of,
+    sorted_rows,
+)
+from ramen_ray.data.store.schemas import (
     CHECKED,
     FORMAT_VERSION,
+    PUBLISHED,
+    SPLITS,
+    UNFINISHED,
+    ZERO_SHOT,
     checked_tables,
+    conform,
     delta_versions,
+    optional_fields,
     read_metadata,
+    schema_of,
+    table_files,
 )
-from ramen_ray.data.store.parquet_files import open_parquet, read_footer, row_groups, sorted_rows
-from ramen_ray.data.store.schemas import PUBLISHED, SPLITS, ZERO_SHOT, optional_fields, schema_of
 from ramen_ray.errors import DatasetError as DatasetError
 from ramen_ray.long_work import prefetched
 from ramen_ray.naming import naming_fault
@@ -42,14 +58,6 @@ if TYPE_CHECKING:
 
 WHILE_READ = "while it was read; run the same command again"
 """For :meth:`Dataset.unchanged`: when it has changed, and what to do."""
-MIN_EXPANDED = 1 << 30
-MAX_EXPANSION = 100
-"""How many times its size on disk a table may take in memory, from MIN_EXPANDED bytes on."""
-DEEPEST = 4
-"""Levels at which files of tables lie: edges/SET/query.parquet, a folder of parts, has the most."""
-UNFINISHED = ".unfinished-"
-"""With an anchor set's name, or a folder's and a dot: the file that hides its tables until all are
-in place."""
 
 FileState = tuple[Path, int, int, int]
 """A file, its size, and when its content and its inode were changed last."""
@@ -77,7 +85,7 @@ class Dataset:
     @cached_property
     def tables(self) -> list[str]:
         """Names of the tables in the directory, sorted."""
-        return sorted({name for name, _ in _table_files(self.path)})
+        return sorted({name for name, _ in table_files(self.path)})
 
     @property
     def splits(self) -> list[str]:
@@ -130,21 +138,7 @@ class Dataset:
         """Stream a table in row order: ``columns``, by default all that the format defines."""
         names = self.schema(table).names if columns is None else columns
         for file in self.files(table):
-            yield from self.rows_of(file, names, batch_size)
-
-    def rows_of(self, file: Path, columns: list[str], batch_size: int) -> Iterator[pa.RecordBatch]:
-        """Stream a table's file; raises a DatasetError where it takes far more than on disk."""
-        num_bytes = 0
-        most = max(MIN_EXPANDED, MAX_EXPANSION * file.stat().st_size)
-        with open_parquet(file) as parquet:
-            for batch in parquet.iter_batches(batch_size, columns=columns):
-                num_bytes += batch.nbytes
-                if num_bytes > most:
-                    raise DatasetError(
-                        f"{file} takes over {most / 1e9:.3g} GB in memory, a hundred times what it"
-                        " takes on disk, as no table of ids and texts does"
-                    )
-                yield batch.select(columns)
+            yield from rows_of(file, names, batch_size)
 
     def in_order(self, table: str) -> Iterator[pa.RecordBatch]:
         """Stream a table in the order of its ids, all from 0; if need be it is sorted in memory."""
@@ -230,7 +224,7 @@ class Dataset:
     def _check_content(self, since: str) -> None:
         states, contents = self._noted
         with suppress(DatasetError, FileNotFoundError):
-            if self._states() == states or [*self._contents_of(self.tables)] == contents:
+            if states == self._states() or contents == [*self._contents_of(self.tables)]:
                 return
         raise DatasetError(f"{self.path} has changed {since}")
 
@@ -259,18 +253,13 @@ class DatasetWriter:
         file = self.folder / f"{table}.parquet"
         file.parent.mkdir(parents=True, exist_ok=True)
         # closed before the engine that it reads from is, also if the disk is full
-        with closing(prefetched(row_groups(_conform(table, batch) for batch in batches))) as groups:
-            first = next(groups, None)
-            if first is None:
-                pq.write_table(schema_of(table).empty_table(), file)
-                return 0
-            num_rows = 0
+        with closing(prefetched(row_groups(conform(table, batch) for batch in batches))) as groups:
+            first = next(groups, schema_of(table).empty_table())
             options = {"compression": "zstd", "write_page_checksum": True}
             with pq.ParquetWriter(file, first.schema, **options) as writer:
                 for group in chain([first], groups):
                     writer.write_table(group)
-                    num_rows += len(group)
-        return num_rows
+        return read_footer(file).num_rows
 
 
 @contextmanager
@@ -299,13 +288,6 @@ def write_dataset(path: str | Path, tables: Mapping[str, pa.Table], **metadata: 
     return Dataset(path)
 
 
-def _conform(table: str, rows: pa.Table | pa.RecordBatch) -> pa.Table:
-    """Return the columns that the format defines, in their types."""
-    rows = rows if isinstance(rows, pa.Table) else pa.Table.from_batches([rows])
-    schema = pa.schema([*schema_of(table), *optional_fields(table, rows.column_names)])
-    return rows.select(schema.names).cast(schema)
-
-
 def with_checked(metadata: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """Add to ``metadata`` that the tables in ``folder`` were checked as they were written."""
     digests = Dataset(folder, {}).table_digests
@@ -313,26 +295,55 @@ def with_checked(metadata: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def write_metadata(
-    folder: Path, metadata: Mapping[str, Any], unfinished: Mapping[str, int] | None = None
+    folder: Path, metadata: Mapping[str, Any], unfinished: Mapping[str, int] = {}
 ) -> None:
     """Write ``dataset.json`` atomically, with all row counts; ``unfinished`` of hidden tables."""
     counts = Counter[str]()
-    for name, file in _table_files(folder):
+    for name, file in table_files(folder):
         counts[name] += read_footer(file).num_rows
-    content = {**metadata, "num_rows": dict(sorted({**counts, **(unfinished or {})}.items()))}
+    content = {**metadata, "num_rows": dict(sorted({**counts, **unfinished}.items()))}
     with whole_file(folder / "dataset.json") as aside:
         aside.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def _table_files(folder: Path) -> Iterator[tuple[str, Path]]:
-    """Yield (table, parquet file), also in linked folders, but nothing hidden or unfinished."""
-    unfinished = {file.name.removeprefix(UNFINISHED) for file in folder.glob(f"{UNFINISHED}*")}
-    for depth in range(DEEPEST):
-        for file in folder.glob("*/" * depth + "*.parquet"):
-            part_of = file.parent if file.parent.suffix == ".parquet" else file
-            name = part_of.relative_to(folder).with_suffix("")
-            group, *below = name.parts
-            hides = below[0] if group in ("anchors", "edges") and below else f"{group}."
-            is_hidden = any(part.startswith(".") for part in file.relative_to(folder).parts)
-            if file.is_file() and not is_hidden and hides not in unfinished:
-                yield str(name), file
+@contextmanager
+def to_change(dataset_path: Path) -> Iterator[Dataset]:
+    """Keep a dataset directory for a change, as it is now; a DatasetError if a job holds it.
+
+    A process waits for another that changes it.
+    """
+    with FileLock(dataset_path / ".lock"), not_in_use(dataset_path):
+        yield Dataset(dataset_path)
+
+
+def replace_tables(
+    dataset: Dataset,
+    places: Sequence[str],
+    name: str,
+    metadata: Mapping[str, Any],
+    aside: Path | None = None,
+) -> None:
+    """Remove what is at ``places`` in a dataset directory, and move there what ``aside`` has.
+
+    ``name`` is that of the anchor set whose tables these are, or of a folder, ``judged/``: they are
+    hidden from readers until one unlink reveals them, and after an interrupted call stay hidden.
+    ``metadata`` changes ``dataset.json``.
+    """
+    metadata = {**dataset.metadata, **metadata}
+    counts = {}
+    if aside is not None:
+        metadata = with_checked(metadata, aside)
+        for table, file in table_files(aside):
+            if any(file.is_relative_to(aside / place) for place in places):
+                counts[table] = read_footer(file).num_rows  # of one file each
+    marker = dataset.path / f"{UNFINISHED}{name.replace('/', '.')}"
+    marker.touch()
+    for place in places:  # a file, or a folder of files
+        old = dataset.path / place
+        shutil.rmtree(old, ignore_errors=True)
+        old.unlink(missing_ok=True)
+        if aside is not None and (aside / place).exists():
+            old.parent.mkdir(exist_ok=True)
+            (aside / place).rename(old)
+    write_metadata(dataset.path, metadata, counts)
+    marker.unlink()

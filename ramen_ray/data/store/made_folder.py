@@ -213,7 +213,7 @@ def folder_lock(folder: Path) -> Iterator[bool]:
 
 @contextmanager
 def in_use(folder: Path) -> Iterator[None]:
-    """Refuse others :func:`unused` of a folder, which may be read-only, until the block ends."""
+    """Refuse :func:`not_in_use` of a folder, which may be read-only, until the block ends."""
     with _opened(folder) as number:
         with suppress(OSError):  # some file systems have no locks
             fcntl.flock(number, fcntl.LOCK_SH)
@@ -221,15 +221,17 @@ def in_use(folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def unused(folder: Path) -> Iterator[bool]:
-    """Keep a folder to change it, and others from using it; yields False if a process uses it."""
+def not_in_use(folder: Path) -> Iterator[None]:
+    """Keep a folder to change it, and jobs from using it; a DatasetError if one does."""
     with _opened(folder) as number:
         try:
             fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            yield False
-            return
-        yield True
+            raise DatasetError(
+                f"{folder} is in use by a job, which would end with other data than it began with;"
+                " run this again when that has ended, or change a copy"
+            ) from None
+        yield
 
 
 @contextmanager

@@ -27,6 +27,9 @@ ROWS_AT_ONCE = 1024
 """Rows that are read before it is known what they take."""
 MAX_VALUES = 1 << 27
 """Values that a column of one row group may have: one row may list all of them."""
+MIN_EXPANDED = 1 << 30
+MAX_EXPANSION = 100
+"""How many times its size on disk a table may take in memory, from MIN_EXPANDED bytes on."""
 ROWS_PER_GROUP = 1 << 20  # rows of a parquet row group
 BYTES_PER_GROUP = 1 << 30  # an Arrow array cannot have more than 2 GiB of texts
 
@@ -84,6 +87,21 @@ def open_parquet(file: str | Path, filesystem: FileSystem | None = None) -> Boun
             " fewer rows in each"
         )
     return parquet
+
+
+def rows_of(file: Path, columns: Sequence[str], batch_size: int) -> Iterator[pa.RecordBatch]:
+    """Stream a table's file; raises a DatasetError where it takes far more than on disk."""
+    num_bytes = 0
+    most = max(MIN_EXPANDED, MAX_EXPANSION * file.stat().st_size)
+    with open_parquet(file) as parquet:
+        for batch in parquet.iter_batches(batch_size, columns=columns):
+            num_bytes += batch.nbytes
+            if num_bytes > most:
+                raise DatasetError(
+                    f"{file} takes over {most / 1e9:.3g} GB in memory, a hundred times what it"
+                    " takes on disk, as no table of ids and texts does"
+                )
+            yield batch.select(columns)
 
 
 def row_groups(batches: Iterable[pa.Table]) -> Iterator[pa.Table]:

@@ -9,10 +9,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from ramen_ray.data.arrays import Int64s, UInt64s, best_of_each
-from ramen_ray.data.leaks import Protocol
-from ramen_ray.data.prepared.hashing import hash_strings
+from ramen_ray.data.arrays import Int64s, UInt64s, best_of_each, hash_strings
 from ramen_ray.data.store.dataset import DatasetError
+from ramen_ray.data.store.schemas import Protocol
 
 SPARE_NEIGHBOURS = 32  # that are searched, as the text itself and its duplicates are among them
 MOST_ANCHORS = 1024

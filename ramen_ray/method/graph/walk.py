@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from numba import njit
 
-from ramen_ray.data.prepared import hashing
+from ramen_ray.data.arrays import mix
 from ramen_ray.data.prepared.csr import Csr, cumulative_sum
 
 _HALF = np.uint64(32)
@@ -83,7 +83,7 @@ def most_visited(graph: WalkGraph, start: int, stop: int, settings: WalkSettings
         tuple((edges.indptr, edges.indices) for edges in (graph.forward, graph.backward)),
         start,
         (settings.num_hops, np.uint64(settings.restart_probability * 2.0**32)),
-        hashing.mix(np.array([seed]))[0],
+        mix(np.array([seed]))[0],
         (degrees, anchors, counts),
     )
     kept = np.arange(settings.top_k) < degrees[:, None]
@@ -267,7 +267,7 @@ def _comes_later(anchor, other, seed):  # type: ignore[no-untyped-def]
 
 @njit(inline="always")
 def _mix(value):  # type: ignore[no-untyped-def]
-    """Mix one number as :func:`ramen_ray.data.prepared.hashing.mix` does."""
+    """Mix one number as :func:`ramen_ray.data.arrays.mix` does."""
     z = value + _FIBONACCI
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

@@ -7,9 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ramen_ray.data.arrays import Booleans, Float64s
-from ramen_ray.data.describe.counts import count_clicks
 from ramen_ray.data.prepared.csr import Csr
-from ramen_ray.data.prepared.folder import Prepared
+from ramen_ray.data.prepared.folder import Prepared, count_clicks
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.store.judgements import Judgements
 from ramen_ray.data.store.predictions import Known
@@ -145,7 +144,7 @@ class GroundTruth:
 def read_test_queries(dataset: Dataset, propensity: Propensity) -> tuple[list[str], GroundTruth]:
     """Read the texts of a dataset's test queries, by id, and what measures their predictions."""
     queries = dataset.read("queries/test").sort_by("query_id")
-    train = count_clicks(dataset, "train")
+    per_query, per_ad = count_clicks(dataset, "train")
     clicks = dataset.clicks("test")
     query_ids, ad_ids = clicks.nonzero()
     truth = Csr.from_pairs(query_ids, ad_ids, len(queries))
@@ -153,8 +152,8 @@ def read_test_queries(dataset: Dataset, propensity: Propensity) -> tuple[list[st
     if dataset.has("filters/test"):
         pairs = dataset.read("filters/test")
         filters = np.stack([pairs[name].to_numpy() for name in ("query_id", "ad_id")], axis=1)
-    num_queries = int((train.per_query > 0).sum())
-    ground_truth = GroundTruth.from_clicks(truth, train.per_ad, num_queries, propensity, filters)
+    num_queries = int((per_query > 0).sum())
+    ground_truth = GroundTruth.from_clicks(truth, per_ad, num_queries, propensity, filters)
     traffic = clicks.astype(np.float64).sum(axis=1)
     has_judgements = dataset.has("judged/test")
     judged = Judgements.of(dataset.read("judged/test")) if has_judgements else None

@@ -18,9 +18,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from ramen_ray.data.arrays import Int64s, ragged_positions
+from ramen_ray.data.arrays import Int64s, hash_texts, ragged_positions
 from ramen_ray.data.prepared.folder import TextFigures
-from ramen_ray.data.prepared.hashing import hash_texts
 
 TEXTS_PER_COUNT = 1024
 BERTS = {"normalizer": "BertNormalizer", "pre_tokenizer": "BertPreTokenizer", "model": "WordPiece"}
@@ -162,9 +161,8 @@ def measure_tokens(
         hashes.append(hash_texts(tokens[positions], np.append(0, kept.cumsum())))
         lengths.append(counts)
     counts = np.concatenate(lengths)
-    distinct = len(np.unique(np.concatenate(hashes)))
-    own_tokens = int(counts.sum()) - tokenizer.num_special * len(counts)
-    return counts, TextFigures(len(counts), distinct, own_tokens, unknown)
+    num_tokens = int(counts.sum()) - tokenizer.num_special * len(counts)
+    return counts, TextFigures.of(np.concatenate(hashes), num_tokens, unknown)
 
 
 @dataclass(frozen=True)

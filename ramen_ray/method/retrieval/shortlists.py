@@ -9,9 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ramen_ray.data.arrays import Int64s, map_new_array
+from ramen_ray.data.arrays import HashIndex, Int64s, map_new_array
 from ramen_ray.data.prepared.folder import Prepared
-from ramen_ray.data.prepared.hashing import HashIndex
 from ramen_ray.method.model.dual_encoder import DualEncoder
 from ramen_ray.method.retrieval.search import (
     TopK,

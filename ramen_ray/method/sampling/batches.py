@@ -20,9 +20,15 @@ import torch
 from numpy.typing import NDArray
 
 from ramen_ray.bases import NodeChoice
-from ramen_ray.data.arrays import Int64s, UInt64s, best_of_each, ragged_positions
+from ramen_ray.data.arrays import (
+    Int64s,
+    UInt64s,
+    best_of_each,
+    keyed_hash,
+    ragged_positions,
+    uniforms,
+)
 from ramen_ray.data.prepared.csr import Csr, cumulative_sum
-from ramen_ray.data.prepared.hashing import keyed_hash, uniforms
 from ramen_ray.method.distributed import gather_own, own_range, world
 from ramen_ray.method.sampling.training_data import (
     ADS,

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from ramen_ray.data.prepared.hashing import keyed_hash
+from ramen_ray.data.arrays import keyed_hash
 from ramen_ray.method.distributed import array_from_first_worker, is_first_worker
 from ramen_ray.method.sampling.batches import Clusters, Sampler, SamplingSources
 from ramen_ray.method.sampling.encoded import EncodedBatch, StepPart

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ramen_ray.data.prepared.hashing import keyed_hash
+from ramen_ray.data.arrays import keyed_hash
 from ramen_ray.errors import UserError
 from ramen_ray.method.distributed import sum_over_workers, world
 from ramen_ray.method.objectives.terms import Objective

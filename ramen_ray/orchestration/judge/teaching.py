@@ -12,8 +12,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from ramen_ray.config import ConfigError
-from ramen_ray.data.arrays import Booleans, Int64s
-from ramen_ray.data.prepared.hashing import uniforms
+from ramen_ray.data.arrays import Booleans, Int64s, uniforms
 from ramen_ray.data.splits.judged import adding_judgements
 from ramen_ray.data.splits.kept import lowest
 from ramen_ray.data.store.dataset import Dataset, DatasetError

@@ -15,11 +15,10 @@ from pathlib import Path
 import pyarrow as pa
 import ray.data
 
-from ramen_ray.data.checks.structure import Structure, inspect_structure, read_tables
+from ramen_ray.data.checks.structure import inspect_structure, read_tables
 from ramen_ray.data.checks.validation import look_over
-from ramen_ray.data.describe.counts import dataset_statistics
 from ramen_ray.data.findings import Finding, raise_errors
-from ramen_ray.data.prepared.folder import Prepared, TextFigures, measure_texts
+from ramen_ray.data.prepared.folder import Prepared, TextFigures, dataset_statistics, measure_texts
 from ramen_ray.data.prepared.stages import (
     WHOLE_TABLES,
     TablePart,
@@ -42,7 +41,7 @@ from ramen_ray.orchestration.cluster.resources import (
     user_errors,
 )
 
-PREPARED_VERSION = 11
+PREPARED_VERSION = 12
 GROUPS_PER_TASK = 4
 ROWS_PER_BATCH = 131_072  # so that a word is tokenised once for many texts
 MAX_WARNINGS_SHOWN = 3
@@ -69,16 +68,16 @@ def prepare(dataset: Dataset, cache: Path, tokenizer: TextTokenizer) -> Prepared
     a DatasetError if a table is missing, a row is wrong, or the tables change meanwhile.
     """
     target = prepared_folder(dataset, cache, tokenizer)  # takes the fingerprint before all reading
-    structure = inspect_structure(dataset)
-    raise_errors(dataset, structure.findings)
+    of_structure, num_rows = inspect_structure(dataset)
+    raise_errors(dataset, of_structure)
     with made_once(target) as aside:
         if aside is not None:
             is_told = logged_progress(f"preparing {shown_path(dataset.path)}")
             with dataset.unchanged(WHILE_READ), user_errors(), is_told:
-                _prepare_into(aside, dataset, tokenizer, structure)
+                _prepare_into(aside, dataset, tokenizer, of_structure, num_rows)
     prepared = Prepared(target)
     of_content = [Finding(**finding) for finding in prepared.metadata["findings"]]
-    findings = structure.findings + of_content
+    findings = of_structure + of_content
     warnings = [finding for finding in findings if finding.severity == "warning"]
     place = shown_path(dataset.path)
     for warning in warnings[:MAX_WARNINGS_SHOWN]:
@@ -98,9 +97,13 @@ def prepared_folder(dataset: Dataset, cache: Path, tokenizer: TextTokenizer) -> 
 
 
 def _prepare_into(
-    folder: Path, dataset: Dataset, tokenizer: TextTokenizer, structure: Structure
+    folder: Path,
+    dataset: Dataset,
+    tokenizer: TextTokenizer,
+    of_structure: list[Finding],
+    num_rows: dict[str, int],
 ) -> None:
-    findings = [finding for finding in look_over(dataset) if finding not in structure.findings]
+    findings = [finding for finding in look_over(dataset) if finding not in of_structure]
     raise_errors(dataset, findings)
     tables = [table for table in read_tables(dataset) if table not in WHOLE_TABLES]
     edges = [table for table in tables if table.startswith("edges/")]
@@ -109,8 +112,7 @@ def _prepare_into(
     parts = _run(dataset, texts, to_text_rows, ["table", "key"], folder)
     if edges:
         parts += _run(dataset, edges, edge_rows, ["table", "key", "anchor_id"], folder)
-    rows = structure.num_rows, tokenizer.vocab_size
-    in_tasks([partial(join_parts, parts, folder, *rows)])
+    in_tasks([partial(join_parts, parts, folder, num_rows, tokenizer.vocab_size)])
     for aside in (PARTS, ATTEMPTS):
         shutil.rmtree(folder / aside)
     measure = partial(measure_texts, folder, texts, tokenizer.unknown, tokenizer.num_special)

@@ -93,11 +93,11 @@ def add_similar(
             written = write_text_edges(
                 connection, dataset, staging, settings.protocol, name, writer
             )
-        if not written.num_rows:
+        if f"anchors/{name}" not in written:
             raise DatasetError(f"no texts are similar enough; {dataset.path} is unchanged")
         made = made_by("similar", settings)
-        put_in_place(folder, dataset, name, made, written.num_rows, replace)
-    return written.num_rows | written.counts | counts
+        put_in_place(folder, dataset, name, made, replace)
+    return written | counts
 
 
 def _embed(folder: Path, encoder: str | None, max_length: int) -> Path:

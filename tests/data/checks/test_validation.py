@@ -103,7 +103,6 @@ BROKEN = [
         ): "error anchors/my links, warning edges/my links/ad 71 anchor_id",
         edit("queries/test", lambda rows: rows.drop_columns(["ad_ids"])): """\
 error queries/test ad_ids""",
-        set_bytes("ads", 5, "naïve".encode("latin-1")): "error ads 5 text",
         remove("filters/test", recount=False): "warning dataset.json",
     },
     {  # types
@@ -162,6 +161,7 @@ error novel_ads 1 ad_id, error queries/zero_shot 1 ad_ids""",
         edit("queries/validation", lambda rows: rows[:0]): "error queries/validation",
     },
     {edit("edges/links/ad", lambda rows: rows[:40], recount=False): "error edges/links/ad"},
+    {set_bytes("ads", 5, "naïve".encode("latin-1")): "error ads 5 text"},
 ]
 """Changes that do not touch each other: a dataset has all of a group."""
 

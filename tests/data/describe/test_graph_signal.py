@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 from random_datasets import random_dataset
 from support import node_edges, query_table, text_table
 
-from ramen_ray.data.describe.counts import count_clicks, count_edges
+from ramen_ray.data.describe.counts import count_degrees
 from ramen_ray.data.describe.graph_signal import graph_signals
+from ramen_ray.data.engine import engine
 from ramen_ray.data.store.dataset import write_dataset
 
 
 def _signals(dataset):
-    clicks = {split: count_clicks(dataset, split) for split in dataset.splits}
-    edges = {name: count_edges(dataset, name) for name in dataset.anchor_sets}
-    return graph_signals(dataset, clicks, edges)
+    with engine(dataset.path, dataset=dataset) as connection:
+        return graph_signals(connection, dataset, count_degrees(connection, dataset))
 
 
 def _words(text):

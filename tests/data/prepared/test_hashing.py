@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support import splitmix64
 
-from ramen_ray.data.prepared.hashing import (
+from ramen_ray.data.arrays import (
     HashIndex,
     hash_strings,
     hash_texts,

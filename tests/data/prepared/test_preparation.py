@@ -261,7 +261,7 @@ def test_unknown_tokens_and_texts_of_the_same_tokens_are_counted(special, encode
     own = [token for row in rows for token in row["input_ids"][special : -1 if special else None]]
     unknown = own.count(tokenizer.unk_token_id)
     assert unknown == 3
-    assert found.text_figures["ads"] == TextFigures(6, 4, len(own), unknown)
+    assert found.text_figures["ads"] == TextFigures(unknown / len(own), 2 / len(texts))
     assert found.text_figures["queries/train"].share_unknown == 0
     check_vocabulary(tiny(), found)
     for finding, share in zip(

@@ -18,7 +18,7 @@ from ramen_ray.data.store.dataset import (
     open_unchanged,
     write_metadata,
 )
-from ramen_ray.data.store.metadata import FORMAT_VERSION
+from ramen_ray.data.store.schemas import FORMAT_VERSION
 
 
 @given(st.permutations(range(6)), st.integers(0, 6), st.booleans())

@@ -85,7 +85,7 @@ def test_tables_of_a_dataset_that_would_take_gigabytes_are_refused(tmp_path, mon
     assert sum(file.stat().st_size for name in tables for file in dataset.files(name)) < 50_000
     assert dataset.read("ads").equals(tables["ads"])
     with monkeypatch.context() as patched:
-        patched.setattr("ramen_ray.data.store.dataset.MIN_EXPANDED", 1 << 20)
+        patched.setattr(parquet_files, "MIN_EXPANDED", 1 << 20)
         for read in (dataset.read, lambda table: list(dataset.batches(table))):
             for table in tables:
                 with pytest.raises(DatasetError, match=rf"{table}\.parquet"):
@@ -94,5 +94,5 @@ def test_tables_of_a_dataset_that_would_take_gigabytes_are_refused(tmp_path, mon
     monkeypatch.setattr(parquet_files, "MAX_VALUES", 998_999)
     with pytest.raises(DatasetError, match=r"train\.parquet.*'ad_ids"):
         dataset.read("queries/train")
-    findings = inspect_structure(dataset).findings
+    findings, _ = inspect_structure(dataset)
     assert "queries/train.parquet" in [finding.file for finding in findings]

@@ -147,7 +147,7 @@ def test_edges_are_not_added_to_other_nodes_than_they_were_made_for(copied):
         rows = dataset.read("ads")
         pq.write_table(rows.set_column(1, "text", rows["text"][::-1]), copied / "ads.parquet")
         with pytest.raises(DatasetError, match="mine"):
-            put_in_place(aside, dataset, "more", {}, {}, replace=False)
+            put_in_place(aside, dataset, "more", {}, replace=False)
     assert Dataset(copied).tables == before
 
 

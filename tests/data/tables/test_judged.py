@@ -12,10 +12,10 @@ from random_datasets import random_dataset
 from support import errors_in, import_in_process, with_tables, write_rows
 from written_out import clicks_of, plain
 
-from ramen_ray.data.splits import judged
 from ramen_ray.data.splits.judged import JudgedTable, add_judgements
 from ramen_ray.data.splits.novel import NovelSettings, make_novel_split
 from ramen_ray.data.splits.sample import sample_dataset
+from ramen_ray.data.store import dataset as store
 from ramen_ray.data.store.dataset import Dataset, DatasetError
 from ramen_ray.data.store.made_folder import in_use
 from ramen_ray.data.store.schemas import JUDGED, JUDGEMENTS, SPLITS
@@ -223,7 +223,7 @@ def test_judgements_are_put_whole_into_a_directory_that_no_job_uses(tmp_path, mo
     with in_use(dataset.path), pytest.raises(DatasetError, match="in use by a job"):
         add_judgements(dataset, given)
     with monkeypatch.context() as patched:
-        patched.setattr(judged, "write_metadata", lambda *_: sys.exit("as if it were killed"))
+        patched.setattr(store, "write_metadata", lambda *_: sys.exit("as if it were killed"))
         with pytest.raises(SystemExit):
             add_judgements(dataset, given)
     assert not {*Dataset(dataset.path).tables} & {*JUDGED}

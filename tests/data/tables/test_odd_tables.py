@@ -13,7 +13,7 @@ from written_out import clicked_pairs, column_of
 
 from ramen_ray.data.store.dataset import DatasetError
 from ramen_ray.data.tables.clicks.settings import Columns, Splits, UserTables
-from ramen_ray.data.tables.reading import lines
+from ramen_ray.data.tables.reading import records
 from ramen_ray.data.tables.reading.columns import Column
 from ramen_ray.data.tables.reading.loading import UserTable
 
@@ -52,7 +52,7 @@ def test_quotes_of_tsv_are_letters(tmp_path):
 @pytest.mark.parametrize("block_size", [64, 1 << 20])
 def test_a_line_with_a_wrong_quote_costs_itself_alone(block_size, tmp_path, monkeypatch):
     """Lines are those of an editor."""
-    monkeypatch.setattr(lines, "BYTES_PER_BLOCK", block_size)
+    monkeypatch.setattr(records, "BYTES_PER_BLOCK", block_size)
     bad = '"say \\"hi\\" now",x\n', '"a"b,x\n', '"""",x\n', '5" ner,"two\nlines"\n'
     rows = "".join(line + bad[n % 4] for n, line in enumerate(LINES.splitlines(keepends=True)))
     content = f"query,ad\n{bad[3]}{rows}"
@@ -75,7 +75,7 @@ OPEN_QUOTES = {
 def test_a_quote_that_takes_in_lines_refuses_the_table(case, block_size, tmp_path, monkeypatch):
     """Also where bad rows are skipped; long texts are read."""
     opens, closes = OPEN_QUOTES[case]
-    monkeypatch.setattr(lines, "BYTES_PER_BLOCK", block_size)
+    monkeypatch.setattr(records, "BYTES_PER_BLOCK", block_size)
     colours = "\n(1,2,3)" * 9
     poem = "roses, red\nviolets, blue\nfor 1,000\nor more, with you"
     rows = "".join(f"{query},x,{ad}\n" for query, ad in CLICKS)

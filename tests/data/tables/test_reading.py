@@ -17,12 +17,12 @@ from support import write_frame
 
 from ramen_ray.data.findings import Tallies
 from ramen_ray.data.store.dataset import DatasetError
-from ramen_ray.data.tables.reading import lines
+from ramen_ray.data.tables.reading import records
 from ramen_ray.data.tables.reading.cells import as_strings
 from ramen_ray.data.tables.reading.columns import Column
 from ramen_ray.data.tables.reading.files import find_files
-from ramen_ray.data.tables.reading.lines import MAX_LINE_BYTES
 from ramen_ray.data.tables.reading.loading import UserTable
+from ramen_ray.data.tables.reading.records import MAX_LINE_BYTES
 from ramen_ray.data.tables.reading.table_file import read_file
 
 NO_LETTERS = ("Cc", "Cs", "Zl", "Zp")
@@ -58,7 +58,7 @@ def test_every_format_gives_the_cells_that_were_written(name, block_size, tmp_pa
     frame["query"] = "q" + frame["query"]
     write_frame(frame, tmp_path / name)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lines, "BYTES_PER_BLOCK", block_size)
+        patch.setattr(records, "BYTES_PER_BLOCK", block_size)
         found, numbers, findings = _read(tmp_path / name, "clicks", "query", "ad")
     first = {".csv": 2, ".tsv": 2, ".jsonl": 1, ".parquet": 0}[Path(name).suffixes[0]]
     assert (numbers, findings) == (list(range(first, first + len(rows))), [])
@@ -83,7 +83,7 @@ def test_folders_and_globs_are_read_in_the_order_of_their_names(tmp_path):
 
 @pytest.mark.parametrize("block_size", [64, 1 << 20])
 def test_lines_with_too_few_or_too_many_cells_are_named(block_size, tmp_path, monkeypatch):
-    monkeypatch.setattr(lines, "BYTES_PER_BLOCK", block_size)
+    monkeypatch.setattr(records, "BYTES_PER_BLOCK", block_size)
     file = tmp_path / "clicks.csv"
     content = [f"query {n},{n}" for n in range(200)]
     content[50] = "only one"
@@ -138,7 +138,7 @@ READ = {
 @pytest.mark.parametrize("block_size", [10, 1 << 20])
 @pytest.mark.parametrize("case", READ)
 def test_bytes_are_read_and_lines_counted_as_editors_do(case, block_size, tmp_path, monkeypatch):
-    monkeypatch.setattr(lines, "BYTES_PER_BLOCK", block_size)
+    monkeypatch.setattr(records, "BYTES_PER_BLOCK", block_size)
     name, content, cells, numbers = READ[case]
     (tmp_path / name).write_bytes(content)
     rows, row_numbers, findings = _read(tmp_path / name, *cells)
@@ -152,7 +152,7 @@ def test_bytes_are_read_and_lines_counted_as_editors_do(case, block_size, tmp_pa
 def test_other_encodings_are_refused_with_the_line_unless_they_are_named(
     encoding, name, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(lines, "BYTES_PER_BLOCK", 10)
+    monkeypatch.setattr(records, "BYTES_PER_BLOCK", 10)
     rows = ["a", *["pér £"] * 9] if encoding != "gbk" else ["a", *["红色的鞋子"] * 9]
     written = [json.dumps({"query": row}, ensure_ascii=False) for row in rows]
     content = "\r\n".join(written if encoding == "gbk" else ["query", *rows]).encode(encoding)

@@ -17,7 +17,7 @@ from ramen_ray.data.engine import engine
 from ramen_ray.data.store.dataset import Dataset, DatasetError, write_dataset, write_metadata
 from ramen_ray.data.store.schemas import schema_of
 from ramen_ray.data.tables.clicks.settings import Columns, Splits, UserTables
-from ramen_ray.data.tables.graphs.session_events import SessionLimits, SessionLog, create_events
+from ramen_ray.data.tables.graphs.session_events import SessionLog, create_events
 from ramen_ray.data.tables.graphs.sessions import (
     SessionSettings,
     add_co_session,
@@ -84,8 +84,8 @@ def _edges(rows, dataset, limits, folder, threads=2):
     log = open_log(SessionLog(str(folder / "log.parquet")), dataset.metadata)
     with engine(folder, dataset=dataset) as connection:
         connection.execute(f"SET threads = {threads}")
-        of_sessions = SessionLimits(limits.max_session_length, limits.max_gap_s)
-        counts = create_events(connection, dataset, log, of_sessions)
+        of_sessions = limits.max_session_length, limits.max_gap_s
+        counts = create_events(connection, dataset, log, *of_sessions)
         found = []
         for side in ("query", "ad"):
             create_edges(connection, side, limits)

@@ -21,7 +21,7 @@ from ramen_ray.data.store.dataset import Dataset, DatasetError
 from ramen_ray.data.store.schemas import SPLITS
 from ramen_ray.data.tables.clicks.import_tables import import_tables
 from ramen_ray.data.tables.clicks.settings import Columns, Splits, UserTables
-from ramen_ray.data.tables.reading import lines
+from ramen_ray.data.tables.reading import records
 
 QUERY_TEXTS = ["red shoes", "Red  Shoes", "red shoes ", "boots", "hat", "HAT", "socks", "gloves"]
 WITH_IDS = Columns(clicks_weight="count", clicks_time="day")
@@ -181,7 +181,7 @@ def test_the_same_tables_give_the_same_bytes_with_any_number_of_threads(tmp_path
     columns = Columns(clicks_weight="n")
     found = []
     for threads, block_size in ((1, 1 << 24), (4, 30_000)):
-        monkeypatch.setattr(lines, "BYTES_PER_BLOCK", block_size)
+        monkeypatch.setattr(records, "BYTES_PER_BLOCK", block_size)
         monkeypatch.setattr(os, "sched_getaffinity", lambda _, n=threads: set(range(n)))
         found.append(_random_shop(tmp_path, f"out-{threads}", columns=columns).fingerprint)
     assert found[0] == found[1]

@@ -12,9 +12,9 @@ from support import csr_of, rows_of
 from torch import nn
 from torch.nn import functional
 
+from ramen_ray.data.arrays import hash_texts
 from ramen_ray.data.prepared.csr import Csr
 from ramen_ray.data.prepared.folder import TokenTable
-from ramen_ray.data.prepared.hashing import hash_texts
 from ramen_ray.data.store.judgements import Judgements
 from ramen_ray.method.model.encoder import build_bag
 from ramen_ray.method.objectives.adaptation import AdaptiveWeights, untestable

@@ -14,8 +14,8 @@ from jobs import combine as combine_job
 from jobs import index as index_job
 from ramen_ray.config import overlay
 from ramen_ray.data.splits.novel import NovelSettings, make_novel_split
-from ramen_ray.data.store.dataset import Dataset
-from ramen_ray.data.store.made_folder import unused, write_checksums
+from ramen_ray.data.store.dataset import Dataset, DatasetError
+from ramen_ray.data.store.made_folder import not_in_use, write_checksums
 from ramen_ray.method.metrics.ground_truth import Propensity, evaluate
 from ramen_ray.method.model.dual_encoder import load_model
 from ramen_ray.method.new_ads.representation import open_combined_ads
@@ -53,8 +53,8 @@ def test_a_combiner_is_trained_evaluated_resumed_and_used_for_new_ads(
     embed_texts = combining.embed_texts
 
     def embed(*arguments):
-        with unused(split_path) as is_unused:
-            assert not is_unused, "the dataset is held"
+        with pytest.raises(DatasetError, match="in use"), not_in_use(split_path):
+            pass
         embed_texts(*arguments)
 
     monkeypatch.setattr(combining, "embed_texts", embed)

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support import NUM_CPUS, csr_of, rows_of, wait_until
 
+from ramen_ray.data.arrays import keyed_hash
 from ramen_ray.data.prepared.csr import Csr
 from ramen_ray.data.prepared.folder import Prepared
-from ramen_ray.data.prepared.hashing import keyed_hash
 from ramen_ray.data.store.made_folder import DamagedError
 from ramen_ray.method.graph.walk import WalkGraph, WalkSettings, most_visited
 from ramen_ray.method.sampling.training_data import Regularizer

@@ -1,18 +1,17 @@
 """Import a user's own tables into a dataset directory: read, number, sum, split, write."""
 
 import logging
-from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-from ramen_ray.data.engine import Connection, count, engine, run
-from ramen_ray.data.findings import FaultKind, raise_errors
+from ramen_ray.data.engine import Connection, count, engine
+from ramen_ray.data.findings import raise_errors
 from ramen_ray.data.store.dataset import Dataset, DatasetError, DatasetWriter, new_dataset
 from ramen_ray.data.store.same_texts import normalized
-from ramen_ray.data.store.schemas import FILTER, PLURAL, SIDES, SPLITS, Side
-from ramen_ray.data.tables.clicks import numbering, shown, splits, writing
+from ramen_ray.data.store.schemas import FILTER, PLURAL, SIDES, SPLITS
+from ramen_ray.data.tables.clicks import numbering, splits
 from ramen_ray.data.tables.clicks.settings import UserTables
 from ramen_ray.data.tables.graphs import edges
 from ramen_ray.data.tables.graphs.anchor_sets import made_by
@@ -21,6 +20,7 @@ from ramen_ray.data.tables.reading.columns import (
     filter_columns,
     grade_column,
     listed_id_column,
+    split_column,
     text_column,
     time_column,
     weight_column,
@@ -33,6 +33,11 @@ from ramen_ray.naming import dataset_name
 
 logger = logging.getLogger(__name__)
 
+TABLES = (
+    *("clicks", "queries", "ads", "query_splits", "filters", "judged"),
+    *("query_edges", "ad_edges", "anchors"),
+)
+
 
 def import_tables(
     tables: UserTables, output: Path, name: str | None = None, memory: str | None = None
@@ -44,7 +49,7 @@ def import_tables(
     :func:`~ramen_ray.data.engine.engine`. If a table cannot be read, or rows are bad, it raises a
     DatasetError and leaves no directory.
     """
-    tables = _pinned(tables)
+    tables = pinned(tables, *TABLES)
     lists = tables.edge_lists
     metadata = {
         "name": dataset_name(name, output),
@@ -64,23 +69,11 @@ def import_tables(
             with engine(writer.folder, memory, written) as connection:
                 for key, edge_list in lists.items():
                     of_set = written, edge_list, of_edges[key], key, writer
-                    edge_counts = edges.write_edge_list(connection, *of_set)
-                    _log(f"anchor set {key}", edge_counts.num_rows | edge_counts.counts)
+                    _log(f"anchor set {key}", edges.write_edge_list(connection, *of_set))
     dataset = Dataset(output)
     queries = ", ".join(f"{dataset.num_rows(f'queries/{split}'):,} {split}" for split in SPLITS)
     logger.info("wrote %s queries and %s ads", queries, f"{dataset.num_rows('ads'):,}")
     return dataset
-
-
-def _pinned(tables: UserTables) -> UserTables:
-    """Name the versions of Delta tables, so that all reads are of one, and it is known later."""
-    changes: dict[str, Any] = {}
-    for name in ("query_edges", "ad_edges", "anchors"):
-        changes[name] = {key: pinned(source) for key, source in getattr(tables, name).items()}
-    for name in ("clicks", *PLURAL.values(), "query_splits", "filters", "judged"):
-        if source := getattr(tables, name):
-            changes[name] = pinned(source)
-    return replace(tables, **changes)
 
 
 def open_tables(tables: UserTables) -> dict[str, UserTable]:
@@ -106,26 +99,30 @@ def open_tables(tables: UserTables) -> dict[str, UserTable]:
         }
 
     names = tables.click_columns
-    clicks = of_names({side: names[side] for side in SIDES}) | _number_columns(tables)
-    ads = of_nodes(columns.ad_id, columns.ad_text) | filter_columns(columns.ad_filters)
-    judged = of_names(tables.pair_columns("judged"))
-    judged["grade"] = grade_column(columns.judged_grade, tables.judged_highest)
+    read = {
+        "query": of_nodes(columns.query_id, columns.query_text),
+        "ad": of_nodes(columns.ad_id, columns.ad_text) | filter_columns(columns.ad_filters),
+        "clicks": of_names({side: names[side] for side in SIDES}) | _number_columns(tables),
+        "filters": of_names(tables.pair_columns("filters")),
+        "judged": of_names(tables.pair_columns("judged")),
+    }
+    read["judged"]["grade"] = grade_column(columns.judged_grade, tables.judged_highest)
     if columns.judged_source:
-        judged["source"] = text_column(columns.judged_source)
-    sources: dict[str, tuple[str | None, dict[str, Column]]] = {
-        "query": (tables.queries, of_nodes(columns.query_id, columns.query_text)),
-        "ad": (tables.ads, ads),
-        "clicks": (tables.clicks, clicks),
-        "filters": (tables.filters, of_names(tables.pair_columns("filters"))),
-        "judged": (tables.judged, judged),
+        read["judged"]["source"] = text_column(columns.judged_source)
+    sources = {
+        "query": tables.queries,
+        "ad": tables.ads,
+        "clicks": tables.clicks,
+        "filters": tables.filters,
+        "judged": tables.judged,
     }
     if tables.given_splits:
-        source, given = tables.given_splits
-        split = splits.split_column(given["split"])
-        sources["splits"] = source, of_names({"query": given["query"]}) | {"split": split}
+        sources["splits"], given = tables.given_splits
+        split = split_column(given["split"])
+        read["splits"] = of_names({"query": given["query"]}) | {"split": split}
     return {
-        what: UserTable(source, columns_of, tables.skip_bad_rows, tables.encoding)
-        for what, (source, columns_of) in sources.items()
+        what: UserTable(source, read[what], tables.skip_bad_rows, tables.encoding)
+        for what, source in sources.items()
         if source is not None
     }
 
@@ -160,79 +157,46 @@ class _Import:
     def write(self, writer: DatasetWriter) -> None:
         """Do it all."""
         self._read()
-        if left_out := numbering.leave_out(self.connection, self.tables):
-            _log("clicks", left_out)
+        self._number()
+        self._sum_clicks()
         self._split()
+        self._use_views()
         filters = [FILTER + name for name in self.tables.columns.ad_filters]
         ids = {side: ["source_id"] if side in self.opened else [] for side in SIDES}
         weights = ["weights"] if self.tables.columns.clicks_weight else []
-        writing.write_ads(self.connection, writer, ids["ad"] + filters)
-        writing.write_queries(self.connection, writer, ids["query"] + weights)
+        splits.write_ads(self.connection, writer, ids["ad"] + filters)
+        splits.write_queries(self.connection, writer, ids["query"] + weights)
         for side in SIDES:
-            writing.write_aliases(self.connection, side, writer)
+            splits.write_aliases(self.connection, side, writer)
         has_pairs = "filters" in self.opened
         own_text = self.tables.drop_own_text
         if has_pairs or own_text:
-            pairs = writing.write_filters(
+            counts = splits.write_filters(
                 self.connection, writer, given=has_pairs, own_text=own_text
             )
-            _log("filters", pairs)
+            _log("filters", counts)
         if "judged" in self.opened or self.tables.min_expected is not None:
-            _log("judgements", writing.write_judgements(self.connection, writer))
+            _log("judgements", splits.write_judgements(self.connection, writer))
 
     def _read(self) -> None:
-        """Read the tables, refuse what is wrong with their rows, and sum the clicks."""
-        connection = self.connection
-        clicks = self.opened["clicks"]
-        numbering.register_key(connection)
-        for name, table in self.opened.items():
-            columns = self._columns_to_read.get(name, "*")
-            table.load(connection, f"{name}_rows", f"SELECT {columns} FROM source")
-        if "weight" in clicks.columns:
-            numbering.check_totals(connection, clicks, "clicks_rows")
-            shown.check_views(connection, clicks)
-        listed = [side for side in SIDES if side in self.opened]
-        for name in (*listed, "clicks"):
-            self._count_rows(name)
-        # a name is also unknown if something else is wrong with the row that lists it
-        known = {side for side in SIDES if not self.opened.get(side, clicks).refused()}
-        for side in SIDES:
-            self._number_nodes(side, listed=side in listed)
-        for name in self.opened:
-            if name not in SIDES:
-                self._number(name, known)
-        if "splits" in self.opened:
-            splits.read_given(connection, self.opened["splits"])
-        self._check()
-        self._sum_clicks()
-
-    def _sum_clicks(self) -> None:
-        connection = self.connection
-        numbering.sum_clicks(connection, counts_views=self.tables.counts_views)
-        if not (num_clicks := count(connection, "SELECT sum(clicks) FROM sums")):
-            roles = " and ".join(list(self.tables.click_columns.values())[:2])
-            raise DatasetError(
-                f"no click of {self.opened['clicks'].source} names a known query and a known ad;"
-                f" are {roles} the right columns?"
-            )
-        pairs = count(connection, "SELECT count(*) FROM (SELECT DISTINCT query, ad FROM sums)")
-        counts = {"rows of known queries and ads": num_clicks}
-        _log("clicks", counts | {"different pairs of query and ad among them": pairs})
-
-    def _number_nodes(self, side: Side, *, listed: bool) -> None:
-        counts = numbering.number_nodes(self.connection, side, listed=listed)
-        if counts["rows repeat an id"]:
-            other = numbering.check_repeated_ids(self.connection, side, self.opened[side])
-            counts["of them with a different text, which is not used"] = other
-        _log(PLURAL[side], counts)
-
-    @property
-    def _columns_to_read(self) -> dict[str, str]:
-        """Return SQL of the columns that are made of a table's, where it is not all as they are."""
+        """Read the tables; refuse one without rows."""
         columns = {"clicks": self._click_columns, "query": "*, key(text) AS key"}
         if not self.tables.columns.judged_source:
             columns["judged"] = "*, 'given' AS source"
-        return columns
+        clicks = self.opened["clicks"]
+        numbering.register_key(self.connection)
+        for name, table in self.opened.items():
+            query = f"SELECT {columns.get(name, '*')} FROM source"
+            table.load(self.connection, f"{name}_rows", query)
+        if "weight" in clicks.columns:
+            numbering.check_totals(self.connection, clicks, "clicks_rows")
+            numbering.check_views(self.connection, clicks)
+        for name, shown in (*PLURAL.items(), ("clicks", "clicks")):
+            if read := self.opened.get(name):
+                left_out = {f"left out: {why}": number for why, number in read.left_out.items()}
+                _log(shown, {"rows read": read.rows_read} | left_out)
+                if not read.refused():
+                    read.refuse_no_rows()
 
     @property
     def _click_columns(self) -> str:
@@ -245,42 +209,45 @@ class _Import:
         counted = f", {views} AS views, {position} AS position" * self.tables.counts_views
         return f"place, query, ad, {weight} AS weight, {period} AS period{counted}"
 
-    def _number(self, name: str, known: Collection[Side]) -> None:
-        """Number the names in a table's rows; note those of ``known`` sides that are not there."""
-        sides = [side for side in SIDES if side in self.opened[name].columns]
-        create = f"CREATE TABLE {name} AS {numbering.numbered(sides, f'{name}_rows')}"
-        run(self.connection, f"numbering {name}", create)
-        self.connection.execute(f"DROP TABLE {name}_rows")
-        for side in sides:
-            if side not in known:
-                continue
-            listed = getattr(self.tables, PLURAL[side]) or self.tables.clicks
-            self.opened[name].report(
-                self.connection,
-                side,
-                FaultKind(
-                    f"rows name {'an ad' if side == 'ad' else 'a query'} that is not in {listed}",
-                    "add what is missing, or leave these rows out with --skip-bad-rows",
-                ),
-                f"SELECT place, unknown_{side} FROM {name} WHERE unknown_{side} IS NOT NULL",
-            )
-
-    def _count_rows(self, name: str) -> None:
-        """Log how many rows were read and left out; refuse a table without any."""
-        table = self.opened[name]
-        left_out = {f"left out: {why}": number for why, number in table.left_out.items()}
-        shown = PLURAL[name] if name in SIDES else name
-        _log(shown, {"rows read": table.rows_read} | left_out)
-        if not table.refused():
-            table.refuse_no_rows()
-
-    def _check(self) -> None:
-        """Refuse what is wrong with the rows of the tables, all at once, or log it."""
+    def _number(self) -> None:
+        """Number the names in the tables' rows; refuse what is wrong with these, all at once."""
+        clicks = self.opened["clicks"]
+        # a name is also unknown if something else is wrong with the row that lists it
+        known = [side for side in SIDES if not self.opened.get(side, clicks).refused()]
+        for side in SIDES:
+            counts = numbering.number_nodes(self.connection, side, self.opened.get(side))
+            _log(PLURAL[side], counts)
+        for name, table in self.opened.items():
+            if name not in SIDES:
+                numbering.number_rows(self.connection, name, table)
+                for side in (side for side in known if side in table.columns):
+                    listed = getattr(self.tables, PLURAL[side]) or self.tables.clicks
+                    numbering.report_unknown(self.connection, name, table, side, listed)
+        if "splits" in self.opened:
+            splits.read_given(self.connection, self.opened["splits"])
         tables = self.opened.values()
         refused = dict.fromkeys(fault for table in tables for fault in table.refused())
         raise_errors("the import", refused)  # of a table that also has splits, once
         for table in tables:
             table.check()
+
+    def _sum_clicks(self) -> None:
+        numbering.sum_clicks(self.connection, counts_views=self.tables.counts_views)
+        num_clicks = count(self.connection, "SELECT sum(clicks) FROM sums")
+        if not num_clicks:
+            roles = " and ".join(list(self.tables.click_columns.values())[:2])
+            raise DatasetError(
+                f"no click of {self.opened['clicks'].source} names a known query and a known ad;"
+                f" are {roles} the right columns?"
+            )
+        pairs = "SELECT count(*) FROM (SELECT DISTINCT query, ad FROM sums)"
+        counts = {
+            "rows of known queries and ads": num_clicks,
+            "different pairs of query and ad among them": count(self.connection, pairs),
+        }
+        _log("clicks", counts)
+        if left_out := numbering.leave_out(self.connection, self.tables):
+            _log("clicks", left_out)
 
     def _split(self) -> None:
         """Decide what is kept, and in which split."""
@@ -302,16 +269,15 @@ class _Import:
             left_out = keep()
         if any((counts := counts | left_out).values()):
             _log("splits", counts)
-        if tables.counts_views:
-            self._use_views()
 
     def _use_views(self) -> None:
         """Weigh clicks by what was to be expected, and judge what was shown in vain, if asked."""
-        shown.expect_clicks(self.connection)
+        if self.tables.counts_views:
+            numbering.expect_clicks(self.connection)
         if self.tables.weights == "coec":
-            shown.weigh_by_coec(self.connection)
+            numbering.weigh_by_coec(self.connection)
         if (least := self.tables.min_expected) is not None:
-            _log("impressions", shown.judge_refused(self.connection, least))
+            _log("impressions", numbering.judge_refused(self.connection, least))
 
 
 def _log(what: str, counts: Mapping[str, int]) -> None:

@@ -25,14 +25,17 @@ Then clicks are summed:
     the clicks of each pair in each period, and its impressions, if these are asked for.
 """
 
+import logging
 from collections.abc import Sequence
 
+from ramen_ray.data.arrays import hash_strings
 from ramen_ray.data.engine import Connection, add_function, count, run
 from ramen_ray.data.findings import FEW, FaultKind
-from ramen_ray.data.prepared.hashing import hash_strings
+from ramen_ray.data.store.dataset import DatasetError
 from ramen_ray.data.store.same_texts import fold
 from ramen_ray.data.store.schemas import PLURAL, Side
 from ramen_ray.data.tables.clicks.settings import UserTables
+from ramen_ray.data.tables.clicks.splits import TRAIN
 from ramen_ray.data.tables.reading.loading import ROWS_PER_FILE, UserTable
 
 LARGEST_SHARE_OF_OTHER_TEXTS = 0.05
@@ -61,7 +64,7 @@ def check_totals(connection: Connection, table: UserTable, rows: str) -> None:
         connection.execute(f"DELETE FROM {rows} WHERE place IN (SELECT place FROM ({totals}))")
 
 
-def number_nodes(connection: Connection, side: Side, *, listed: bool) -> dict[str, int]:
+def number_nodes(connection: Connection, side: Side, listed: UserTable | None) -> dict[str, int]:
     """Make the nodes and names of ``*_rows``, which they read; returns counts.
 
     Nodes that are ``listed`` in a user's table may repeat ids, and queries texts, which become one.
@@ -94,10 +97,15 @@ def number_nodes(connection: Connection, side: Side, *, listed: bool) -> dict[st
         SELECT id AS name, coalesce(first, place) AS number
         {ids} LEFT JOIN {side}_same_text USING (place)"""
     connection.execute(names)
+    num_rows = count(connection, f"SELECT count(*) FROM {rows}")
+    other_texts = 0
+    if listed and same_ids:
+        other_texts = _check_repeated_ids(connection, side, listed, num_rows)
     return {
-        "different ids": count(connection, f"SELECT count(*) FROM {rows}") - same_ids,
+        "different ids": num_rows - same_ids,
         "rows repeat an id": same_ids,
         "have the text of an earlier one and are merged with it": same_texts,
+        "of them with a different text, which is not used": other_texts,
     }
 
 
@@ -117,12 +125,11 @@ def _find_repeats(connection: Connection, name: str, source: str, value: str, ha
     return count(connection, f"SELECT count(*) FROM {name}")
 
 
-def check_repeated_ids(connection: Connection, side: Side, table: UserTable) -> int:
+def _check_repeated_ids(connection: Connection, side: Side, table: UserTable, num_rows: int) -> int:
     """Count the rows that repeat an id with another text, which is not used; refuse very many."""
     rows = f"""SELECT place, own.id FROM {side}_same_id JOIN {side}_rows AS own USING (place)
         JOIN {side}_rows AS earlier ON earlier.place = first WHERE own.text <> earlier.text"""
     number = count(connection, f"SELECT count(*) FROM ({rows})")
-    num_rows = count(connection, f"SELECT count(*) FROM {side}_rows")
     if number > max(FEW, LARGEST_SHARE_OF_OTHER_TEXTS * num_rows):
         kind = FaultKind(
             f"of {num_rows} rows repeat an id with another text",
@@ -134,16 +141,31 @@ def check_repeated_ids(connection: Connection, side: Side, table: UserTable) -> 
     return number
 
 
-def numbered(sides: Sequence[Side], rows: str) -> str:
-    """Return SQL of ``rows`` with numbers for the names of ``sides``, and ``unknown_*`` names."""
+def number_rows(connection: Connection, name: str, table: UserTable) -> None:
+    """Make the table ``name`` of its rows, with numbers for names, and ``unknown_*`` names."""
+    sides = [side for side in PLURAL if side in table.columns]
     columns = ", ".join(
         f"{side}_names.number AS {side},"
         f" CASE WHEN {side}_names.number IS NULL THEN rows.{side} END AS unknown_{side}"
         for side in sides
     )
     joins = " ".join(f"LEFT JOIN {side}_names ON {side}_names.name = rows.{side}" for side in sides)
-    others = f"rows.* EXCLUDE ({', '.join(sides)})"
-    return f"SELECT {others}, {columns} FROM {rows} AS rows {joins}"
+    create = f"""CREATE TABLE {name} AS
+        SELECT rows.* EXCLUDE ({", ".join(sides)}), {columns} FROM {name}_rows AS rows {joins}"""
+    run(connection, f"numbering {name}", create)
+    connection.execute(f"DROP TABLE {name}_rows")
+
+
+def report_unknown(
+    connection: Connection, name: str, table: UserTable, side: str, listed: str
+) -> None:
+    """Note the rows whose query or ad, of :func:`number_rows`, is not in the table ``listed``."""
+    kind = FaultKind(
+        f"rows name {'an ad' if side == 'ad' else 'a query'} that is not in {listed}",
+        "add what is missing, or leave these rows out with --skip-bad-rows",
+    )
+    unknown = f"SELECT place, unknown_{side} FROM {name} WHERE unknown_{side} IS NOT NULL"
+    table.report(connection, side, kind, unknown)
 
 
 def sum_clicks(connection: Connection, *, counts_views: bool = False) -> None:
@@ -212,3 +234,77 @@ def _drop(connection: Connection, key: Sequence[str], unwanted: str) -> int:
         )
     counted = ", ".join(name for name in key if name != "period")
     return count(connection, f"SELECT count(*) FROM (SELECT DISTINCT {counted} FROM unwanted)")
+
+
+PRIOR = 1.0
+"""Expected clicks by which each pair is taken to have been shown more, and clicked as expected."""
+SOURCE = "shown"
+
+logger = logging.getLogger(__name__)
+
+
+def check_views(connection: Connection, table: UserTable) -> None:
+    """Note rows with more clicks than views; warn of positions that are all the same."""
+    positions = "SELECT count(DISTINCT position) FROM clicks_rows"
+    if "position" in table.columns and count(connection, positions) == 1:
+        logger.warning("%s: all positions are the same, and say nothing", table.source)
+    if "views" not in table.columns:
+        return
+    table.report(
+        connection,
+        "views",
+        FaultKind(
+            "rows have more clicks than views",
+            "correct them, or leave them out with --skip-bad-rows",
+        ),
+        "SELECT place, views FROM clicks_rows WHERE weight > views",
+    )
+    connection.execute("DELETE FROM clicks_rows WHERE weight > views")
+
+
+def expect_clicks(connection: Connection) -> None:
+    """Make ``expected``; raises a DatasetError if every view was clicked."""
+    if not count(connection, "SELECT count(*) FROM shown WHERE views > clicks"):
+        raise DatasetError(
+            "the log has no impression without a click, so no clicks are to be expected: give it "
+            "rows of 0 clicks, or name its column of impressions with --columns.clicks-views"
+        )
+    # ordered, as a parallel sum of floats would depend on the number of threads
+    create = """CREATE TABLE expected AS
+        WITH rates AS (
+            SELECT period, position,
+                sum(clicks ORDER BY query, ad) / sum(views ORDER BY query, ad) AS rate
+            FROM shown GROUP BY period, position)
+        SELECT query, ad, period, sum(clicks ORDER BY position) AS clicks,
+            sum(views * rate ORDER BY position) AS expected
+        FROM shown JOIN rates USING (period, position) GROUP BY query, ad, period"""
+    run(connection, "expecting clicks", create)
+
+
+def weigh_by_coec(connection: Connection) -> None:
+    """Weigh train clicks by clicks over expected clicks, both plus PRIOR.
+
+    Held-out clicks keep their number, by which metrics weigh queries.
+    """
+    coec = f"((expected.clicks + {PRIOR}) / (expected + {PRIOR}))::FLOAT"
+    connection.execute(
+        f"""UPDATE counted SET weight = {coec}
+        FROM expected JOIN kept_clicks USING (query, ad, period)
+        WHERE split = {TRAIN} AND counted.query = expected.query
+            AND counted.ad = expected.ad AND counted.period = expected.period"""
+    )
+
+
+def judge_refused(connection: Connection, min_expected: float) -> dict[str, int]:
+    """Judge those ads 0 that had ``min_expected`` clicks to expect, and none; returns counts."""
+    judged = """CREATE TABLE IF NOT EXISTS judged (
+        place BIGINT, query BIGINT, ad BIGINT, grade DOUBLE, source VARCHAR)"""
+    connection.execute(judged)
+    refused = f"""FROM expected WHERE expected >= {min_expected!r}
+        AND clicks = 0 AND (query, ad) NOT IN (SELECT query, ad FROM counted)"""
+    connection.execute(
+        f"""INSERT INTO judged BY NAME
+        SELECT DISTINCT 0::BIGINT AS place, query, ad, 0.0::DOUBLE AS grade, '{SOURCE}' AS source
+        {refused}"""
+    )
+    return {"pairs shown and refused": count(connection, f"SELECT count(*) {refused}")}

@@ -8,8 +8,8 @@ from typing import Literal
 import numpy as np
 import pyarrow as pa
 
-from ramen_ray.data.leaks import Protocol
 from ramen_ray.data.store.dataset import DatasetError
+from ramen_ray.data.store.schemas import Protocol
 from ramen_ray.data.tables.graphs.anchor_sets import check_spelling
 from ramen_ray.data.tables.graphs.edges import EdgeColumns, EdgeList
 from ramen_ray.data.tables.reading.cells import TimeUnit, as_seconds, in_our_time

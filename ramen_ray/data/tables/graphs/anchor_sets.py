@@ -11,10 +11,9 @@ a folder, which other processes may read.
 """
 
 import logging
-import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -23,20 +22,18 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from ramen_ray.data.arrays import Int64s
+from ramen_ray.data.checks.rules import find_answers, leaking, texts_of
 from ramen_ray.data.engine import TEXTS_PER_BATCH, Connection, count, run, stream
-from ramen_ray.data.leaks import Protocol, find_answers, leaking, texts_of
-from ramen_ray.data.store.changing import hidden, not_in_use, to_change
 from ramen_ray.data.store.dataset import (
-    UNFINISHED,
     WHILE_READ,
     Dataset,
     DatasetError,
     DatasetWriter,
-    with_checked,
-    write_metadata,
+    replace_tables,
+    to_change,
 )
-from ramen_ray.data.store.made_folder import owned_folder
-from ramen_ray.data.store.schemas import NODE_TABLES
+from ramen_ray.data.store.made_folder import not_in_use, owned_folder
+from ramen_ray.data.store.schemas import NODE_TABLES, UNFINISHED, Protocol
 from ramen_ray.errors import without_secrets
 from ramen_ray.naming import naming_fault
 
@@ -47,14 +44,6 @@ SHOWN = {"query": "train queries", "ad": "ads"}
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class WrittenEdges:
-    """What was written of an anchor set, and what was not."""
-
-    num_rows: dict[str, int]  # by table; none if no edge is left
-    counts: dict[str, int]  # for people: nodes without edges, edges dropped and merged
-
-
 def write_edges(
     connection: Connection,
     dataset: Dataset,
@@ -62,14 +51,17 @@ def write_edges(
     sides: Sequence[str],
     protocol: Protocol,
     writer: DatasetWriter,
-) -> WrittenEdges:
-    """Write the anchor set ``name``; a side without edges gets no table, nor does an empty set."""
+) -> dict[str, int]:
+    """Write the anchor set ``name``; a side without edges gets no table, nor does an empty set.
+
+    Returns counts for people: rows by table, nodes without edges, edges dropped and merged.
+    """
     counts = {}
     if protocol == "strict":
         counts = _drop_leaks(connection, dataset.tables, sides)
     staged = {side: count(connection, f"SELECT count(*) FROM {side}_edges") for side in sides}
     if not any(staged.values()):
-        return WrittenEdges({}, counts)
+        return counts
     used = " UNION ALL ".join(f"SELECT anchor FROM {side}_edges" for side in sides)
     create = f"""CREATE OR REPLACE TABLE numbered AS
         SELECT row_number() OVER (ORDER BY id) - 1 AS number, id, text FROM anchors
@@ -77,7 +69,7 @@ def write_edges(
     run(connection, "numbering the anchors", create)
     numbered = "SELECT number AS anchor_id, text FROM numbered ORDER BY number"
     anchors = stream(connection, numbered, TEXTS_PER_BATCH)
-    num_rows = {f"anchors/{name}": writer.write(f"anchors/{name}", anchors)}
+    counts[f"anchors/{name}"] = writer.write(f"anchors/{name}", anchors)
     for side in sides:
         linked = count(connection, f"SELECT count(DISTINCT node) FROM {side}_edges")
         nodes = NODE_TABLES[side]
@@ -87,9 +79,9 @@ def write_edges(
                 FROM {side}_edges AS edges JOIN numbered ON numbered.id = edges.anchor
                 ORDER BY node, number, place"""
             table = f"edges/{name}/{side}"
-            num_rows[table] = writer.write(table, _summed(stream(connection, in_order)))
-            counts[f"repeated {side} edges merged"] = staged[side] - num_rows[table]
-    return WrittenEdges(num_rows, counts)
+            counts[table] = writer.write(table, _summed(stream(connection, in_order)))
+            counts[f"repeated {side} edges merged"] = staged[side] - counts[table]
+    return counts
 
 
 def _drop_leaks(
@@ -153,37 +145,25 @@ def folder_beside(dataset: Dataset) -> Iterator[Path]:
 
 
 def put_in_place(
-    aside: Path,
-    dataset: Dataset,
-    name: str,
-    made: Mapping[str, Any],
-    written: Mapping[str, int],
-    replace: bool,
+    aside: Path, dataset: Dataset, name: str, made: Mapping[str, Any], replace: bool
 ) -> None:
     """Move an anchor set's tables from :func:`folder_beside` into the dataset directory.
 
-    ``made`` says how the set was made, for ``dataset.json``; ``written`` has the row counts of its
-    tables. Raises a DatasetError if there is a set of this name, unless ``replace`` is set, or if
-    queries or ads have changed.
+    ``made`` says how the set was made, for ``dataset.json``. Raises a DatasetError if there is a
+    set of this name, unless ``replace`` is set, or if queries or ads have changed.
     """
     with to_change(dataset.path) as now:
         if _content_of_nodes(now) != (aside / NODES).read_text():
             raise DatasetError(f"{dataset.path} has changed {WHILE_READ}")
-        places = _places(now.path, name)
+        places = _places(name)
         # an interrupted call has left half-written tables
         if not (replace or (now.path / f"{UNFINISHED}{name}").exists()):
-            for place in filter(Path.exists, places):
+            for place in filter(Path.exists, map(now.path.joinpath, places)):
                 raise DatasetError(
                     f"{place} exists already; move it away, give another name, or set replace"
                 )
-        metadata = with_checked(now.metadata, aside)
-        with hidden(now.path, name):
-            _delete(now.path, name)
-            for new, place in zip(_places(aside, name), places, strict=True):
-                place.parent.mkdir(exist_ok=True)
-                new.rename(place)
-            made_by = {**now.metadata.get("anchor_sets", {}), name: dict(made)}
-            write_metadata(now.path, {**metadata, "anchor_sets": made_by}, written)
+        made_by = {**now.metadata.get("anchor_sets", {}), name: dict(made)}
+        replace_tables(now, places, name, {"anchor_sets": made_by}, aside)
 
 
 def remove_anchor_set(dataset_path: Path, name: str) -> None:
@@ -195,11 +175,9 @@ def remove_anchor_set(dataset_path: Path, name: str) -> None:
         if name not in now.anchor_sets:
             there = ", ".join(now.anchor_sets) or "none"
             raise DatasetError(f"{now.path} has no anchor set {name!r}; there are: {there}")
-        with hidden(now.path, name):
-            made_by = now.metadata.get("anchor_sets", {})
-            others = {other: made for other, made in made_by.items() if other != name}
-            write_metadata(now.path, {**now.metadata, "anchor_sets": others})
-            _delete(now.path, name)
+        made_by = now.metadata.get("anchor_sets", {})
+        others = {other: made for other, made in made_by.items() if other != name}
+        replace_tables(now, _places(name), name, {"anchor_sets": others})
 
 
 def made_by(how: str, *settings: Any) -> dict[str, Any]:
@@ -214,14 +192,8 @@ def _content_of_nodes(dataset: Dataset) -> str:
     )
 
 
-def _places(folder: Path, name: str) -> tuple[Path, Path]:
-    return folder / "edges" / name, folder / "anchors" / f"{name}.parquet"
-
-
-def _delete(folder: Path, name: str) -> None:
-    for place in _places(folder, name):  # the anchors may be a folder of files, too
-        shutil.rmtree(place, ignore_errors=True)
-        place.unlink(missing_ok=True)
+def _places(name: str) -> tuple[str, str]:
+    return f"edges/{name}", f"anchors/{name}.parquet"
 
 
 TEXTS_PER_BLOCK = 65_536
@@ -259,7 +231,7 @@ def write_text_edges(
     protocol: Protocol,
     name: str,
     writer: DatasetWriter,
-) -> WrittenEdges:
+) -> dict[str, int]:
     """Write an anchor set in which nodes have the edges of their texts, from both files."""
     for table in ("texts", "near"):
         connection.register("rows", _mapped(folder / f"{table}.arrow"))

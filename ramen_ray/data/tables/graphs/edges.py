@@ -3,7 +3,7 @@
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,9 +11,8 @@ from typing import Any
 from ramen_ray.data.checks.validation import check
 from ramen_ray.data.engine import Connection, count, engine, name_literal, run
 from ramen_ray.data.findings import FaultKind, Finding, raise_errors
-from ramen_ray.data.leaks import Protocol
 from ramen_ray.data.store.dataset import Dataset, DatasetError, DatasetWriter
-from ramen_ray.data.store.schemas import NODE_TABLES, PLURAL, SIDES, Side
+from ramen_ray.data.store.schemas import NODE_TABLES, PLURAL, SIDES, Protocol, Side
 from ramen_ray.data.tables.graphs import anchor_sets, nodes
 from ramen_ray.data.tables.reading.columns import ADVICE, NullWords, text_column, weight_column
 from ramen_ray.data.tables.reading.files import pinned
@@ -69,15 +68,6 @@ class EdgeList:
     """Encoding of text files, such as windows-1252."""
 
     @property
-    def pinned(self) -> "EdgeList":
-        """The same tables, in the versions that Delta tables among them have now."""
-        names = ("query_edges", "ad_edges", "anchors")
-        given: dict[str, Any] = {
-            name: pinned(source) for name in names if (source := getattr(self, name))
-        }
-        return replace(self, **given)
-
-    @property
     def of_sides(self) -> dict[Side, str]:
         """The given tables of edges, by side."""
         given: dict[Side, str | None] = {"query": self.query_edges, "ad": self.ad_edges}
@@ -99,7 +89,7 @@ def add_edge_list(
     dataset = Dataset(dataset_path)
     anchor_sets.check_name(dataset, name, replace)
     check(dataset)
-    edge_list = edge_list.pinned
+    edge_list = pinned(edge_list, "query_edges", "ad_edges", "anchors")
     tables = open_tables(edge_list, dataset.metadata)
     made = anchor_sets.made_by("edges", edge_list)
     with (
@@ -107,9 +97,9 @@ def add_edge_list(
         engine(aside, memory, dataset) as connection,
     ):
         writer = DatasetWriter(aside)
-        written = write_edge_list(connection, dataset, edge_list, tables, name, writer)
-        anchor_sets.put_in_place(aside, dataset, name, made, written.num_rows, replace)
-    return written.num_rows | written.counts
+        counts = write_edge_list(connection, dataset, edge_list, tables, name, writer)
+        anchor_sets.put_in_place(aside, dataset, name, made, replace)
+    return counts
 
 
 def write_edge_list(
@@ -119,11 +109,11 @@ def write_edge_list(
     tables: Mapping[str, UserTable],
     name: str,
     writer: DatasetWriter,
-) -> anchor_sets.WrittenEdges:
+) -> dict[str, int]:
     """Write a user's edges, of :func:`open_tables`, as an anchor set; repeated edges are summed.
 
     The dataset's names and held-out clicks stay in the connection, for its next list. Raises a
-    DatasetError if edges are wrong (names files and rows), or none is left.
+    DatasetError if edges are wrong (names files and rows), or none is left; returns counts.
     """
     sides = list(edge_list.of_sides)
     for side in sides:
@@ -152,11 +142,11 @@ def write_edge_list(
         table.refuse_no_rows()
         left_out += table.left_out
     written = anchor_sets.write_edges(connection, dataset, name, sides, edge_list.protocol, writer)
-    counts = dict(left_out) | written.counts
-    if not written.num_rows:
+    counts = written | left_out
+    if f"anchors/{name}" not in written:
         left = ", ".join(f"{number} {what}" for what, number in counts.items() if number)
         raise DatasetError(f"the edge list of anchor set {name!r} leaves no edges: {left}")
-    return anchor_sets.WrittenEdges(written.num_rows, counts)
+    return counts
 
 
 def open_tables(edge_list: EdgeList, metadata: Mapping[str, Any]) -> dict[str, UserTable]:

@@ -10,10 +10,9 @@ from typing import Any
 import pyarrow.compute as pc
 
 from ramen_ray.data.engine import Connection, count, name_literal, run, text_literal
-from ramen_ray.data.leaks import HELD_OUT
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.store.same_texts import normalized
-from ramen_ray.data.store.schemas import NODE_TABLES, PLURAL, Side, schema_of
+from ramen_ray.data.store.schemas import HELD_OUT, NODE_TABLES, PLURAL, Side, schema_of
 from ramen_ray.data.tables.reading.columns import Column, NullWords, text_column
 
 HELD_OUT_NODE = -1

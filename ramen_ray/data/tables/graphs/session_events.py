@@ -22,7 +22,6 @@ from ramen_ray.data.tables.reading.columns import (
 )
 from ramen_ray.data.tables.reading.files import find_files, pinned
 from ramen_ray.data.tables.reading.loading import UserTable
-from ramen_ray.data.tables.reading.table_file import TableFile
 from ramen_ray.errors import redacted
 
 logger = logging.getLogger(__name__)
@@ -71,25 +70,16 @@ class SessionLog:
             raise DatasetError(f"max_clicks_per_query is {most:g}; it must be a number from 0 on")
 
 
-@dataclass(frozen=True)
-class SessionLimits:
-    """Which rows are of one session, and which are left out."""
-
-    max_length: int
-    max_gap_s: float
-    max_clicks_per_query: float | None = None
-
-
 def by_import_rules(log: SessionLog, metadata: Mapping[str, Any]) -> SessionLog:
     """Return the log with the rules of the import for what it does not say itself."""
-    log = replace(log, sessions=pinned(log.sessions))
+    log = pinned(log, "sessions")
     imported = metadata.get("imported", {})
     columns = log.columns
     most = log.max_clicks_per_query
     weight: str | None = imported.get("columns", {}).get("clicks_weight")
     if weight is None or columns.sessions_weight is not None:
         weight = columns.sessions_weight
-    elif all(weight not in file.header for file in _files(log)):
+    elif all(weight not in file.header for file in find_files(log.sessions, [], "", log.encoding)):
         logger.info(
             "%s has no column %r, as the import's clicks: each row that names an ad is a click (if"
             " some are impressions, set --columns.sessions-weight)",
@@ -102,10 +92,6 @@ def by_import_rules(log: SessionLog, metadata: Mapping[str, Any]) -> SessionLog:
         columns=replace(columns, sessions_weight=weight),
         max_clicks_per_query=imported.get("max_clicks_per_query") if most is None else most,
     )
-
-
-def _files(log: SessionLog) -> list[TableFile]:
-    return find_files(log.sessions, [], encoding=log.encoding)
 
 
 def open_log(log: SessionLog, metadata: Mapping[str, Any]) -> UserTable:
@@ -128,7 +114,12 @@ def open_log(log: SessionLog, metadata: Mapping[str, Any]) -> UserTable:
 
 
 def create_events(
-    connection: Connection, dataset: Dataset, log: UserTable, limits: SessionLimits
+    connection: Connection,
+    dataset: Dataset,
+    log: UserTable,
+    max_length: int,
+    max_gap_s: float,
+    max_clicks_per_query: float | None = None,
 ) -> dict[str, int]:
     """Create ``events``, and the texts that they name; returns counts, also of what is left out.
 
@@ -148,9 +139,9 @@ def create_events(
         connection.execute(f"CREATE TABLE {side}_items AS {items}")
     counts |= _count_left_out(connection, dataset)
     _name_events(connection)
-    if limits.max_clicks_per_query is not None:
-        counts |= _leave_bots_out(connection, limits.max_clicks_per_query)
-    return counts | _cut_sessions(connection, limits)
+    if max_clicks_per_query is not None:
+        counts |= _leave_bots_out(connection, max_clicks_per_query)
+    return counts | _cut_sessions(connection, max_length, max_gap_s)
 
 
 def _held_out_from(dataset: Dataset) -> float | None:
@@ -284,14 +275,13 @@ def _leave_bots_out(connection: Connection, most: float) -> dict[str, int]:
     return {f"rows of queries with more than {most:g} clicks": number}
 
 
-def _cut_sessions(connection: Connection, limits: SessionLimits) -> dict[str, int]:
+def _cut_sessions(connection: Connection, length: int, max_gap_s: float) -> dict[str, int]:
     """Create ``events``; returns how many sessions and cuts there are.
 
     After a gap in time a session's id stands for another session: many logs number sessions anew
     each day.
     """
-    gap = f"'{limits.max_gap_s}'::DOUBLE"
-    length = limits.max_length
+    gap = f"'{max_gap_s}'::DOUBLE"
     # only what lasts long is sorted
     visits = f"""CREATE TABLE visits AS
         WITH lasting AS (
@@ -324,7 +314,7 @@ def _cut_sessions(connection: Connection, limits: SessionLimits) -> dict[str, in
     more = count(connection, "SELECT count(*) - count(DISTINCT name) FROM sessions")
     return {
         "sessions": count(connection, "SELECT count(*) FROM sessions"),
-        f"of them after a gap of more than {limits.max_gap_s:g} s in their id": more,
+        f"of them after a gap of more than {max_gap_s:g} s in their id": more,
         "sessions cut": count(connection, f"SELECT count(*) {cut}"),
         "events dropped": count(connection, f"SELECT sum(length - {length}) {cut}"),
     }

@@ -4,17 +4,15 @@ All orders end in an item, whose number is the order of its text, or in a node, 
 broken in one way with any number of threads.
 """
 
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 from ramen_ray.data.checks.validation import check
 from ramen_ray.data.engine import Connection, engine, run
-from ramen_ray.data.leaks import Protocol
 from ramen_ray.data.store.dataset import Dataset, DatasetError, DatasetWriter
+from ramen_ray.data.store.schemas import Protocol
 from ramen_ray.data.tables.graphs import anchor_sets
 from ramen_ray.data.tables.graphs.session_events import (
-    SessionLimits,
     SessionLog,
     by_import_rules,
     create_events,
@@ -86,36 +84,31 @@ def add_co_session(
     check(dataset)
     log = by_import_rules(log, dataset.metadata)
     table = open_log(log, dataset.metadata)
-    limits = SessionLimits(
-        settings.max_session_length, settings.max_gap_s, log.max_clicks_per_query
-    )
+    limits = settings.max_session_length, settings.max_gap_s, log.max_clicks_per_query
     made = anchor_sets.made_by("co-session", log, settings)
-    with ExitStack() as stack:
-        folders = {side: stack.enter_context(anchor_sets.folder_beside(dataset)) for side in sets}
-        connection = stack.enter_context(engine(folders["query"], memory, dataset))
-        summary = create_events(connection, dataset, table, limits)
-        written = {}
+    with (
+        anchor_sets.folder_beside(dataset) as aside,
+        engine(aside, memory, dataset) as connection,
+    ):
+        summary = create_events(connection, dataset, table, *limits)
+        writer = DatasetWriter(aside)
         for side, name in sets.items():
             create_edges(connection, side, settings)
             anchors = f"SELECT item AS id, text FROM {side}_items"
             connection.execute(f"CREATE OR REPLACE VIEW anchors AS {anchors}")
-            writer = DatasetWriter(folders[side])
-            edges = anchor_sets.write_edges(
+            summary |= {f"edges/{name}/{side}": 0} | anchor_sets.write_edges(
                 connection, dataset, name, [side], settings.protocol, writer
             )
-            summary |= {f"edges/{name}/{side}": 0} | edges.counts | edges.num_rows
-            if edges.num_rows:
-                written[side] = edges.num_rows
+        written = [name for name in sets.values() if f"anchors/{name}" in summary]
         if not written:
             left_out = ", ".join(f"{count} {what}" for what, count in summary.items() if count)
             raise DatasetError(
                 f"{log.sessions} gives no edges; lower min_support? Found: {left_out or 'nothing'}"
             )
-        for side, num_rows in written.items():
-            anchor_sets.put_in_place(folders[side], dataset, sets[side], made, num_rows, replace)
-    without_edges = {sets[side] for side in sets.keys() - written}
-    for name in without_edges.intersection(dataset.anchor_sets):  # which are replaced
-        anchor_sets.remove_anchor_set(dataset.path, name)
+        for name in written:
+            anchor_sets.put_in_place(aside, dataset, name, made, replace)
+    for name in {*sets.values()}.intersection(dataset.anchor_sets).difference(written):
+        anchor_sets.remove_anchor_set(dataset.path, name)  # which is replaced
     return summary
 
 

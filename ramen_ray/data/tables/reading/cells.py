@@ -17,9 +17,7 @@ NUMBER = r"^\s*[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?\s*$"
 SCIENTIFIC = r"^\s*[+-]?\d([.,]\d*)?[eE]\+?\d+\s*$"
 NOTHING = INVISIBLE + "".join(chr(code) for code in range(0x3001) if chr(code).isspace())
 ACCENT = r"[\x{300}-\x{36f}]"
-ISO_DAY = r"^\d{4}-\d\d-\d\d$"
-ISO_TIME = r"^\d{4}-\d\d-\d\d[ T]\d\d:\d\d(:\d\d(\.\d{1,9})?)?(Z|[+-]\d\d(:?\d\d)?)?$"
-ISO_ZONE = r":\S*(Z|[+-]\d\d(:?\d\d)?)$"
+ISO_TIME = r"^\d{4}-\d\d-\d\d([ T]\d\d:\d\d(:\d\d(\.\d{1,9})?)?(Z|[+-]\d\d(:?\d\d)?)?)?$"
 LONGEST = max(map(len, NULL_WORDS))
 UNITS_PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 TimeUnit = Literal["s", "ms", "us", "ns", "yyyymmdd"]
@@ -147,28 +145,15 @@ def _counted(column: pa.ChunkedArray, unit: TimeUnit) -> tuple[Float64s, Boolean
 
 
 def _iso_seconds(strings: pa.Array) -> tuple[Float64s, Booleans]:
+    import pandas as pd  # takes half a second
+
     strings = pc.replace_substring_regex(strings, r"(\.\d{6})\d+| UTC$", r"\1")
-    days, times, zones = (
-        pc.fill_null(pc.match_substring_regex(strings, form), False)
-        for form in (ISO_DAY, ISO_TIME, ISO_ZONE)
-    )
-    midnight = pc.binary_join_element_wise(strings, "00:00Z", " ")
-    in_utc = pc.binary_join_element_wise(strings, "Z", "")
-    texts = pc.if_else(days, midnight, pc.if_else(zones, strings, in_utc))
-    texts = pc.if_else(pc.or_(days, times), texts, None)
-    try:
-        since_1970 = texts.cast(pa.timestamp("us", "UTC")).cast(pa.int64())
-    except pa.ArrowInvalid:  # such as a 13th month
-        since_1970 = pa.array([_microseconds(text) for text in texts.to_pylist()], pa.int64())
+    is_time = pc.fill_null(pc.match_substring_regex(strings, ISO_TIME), False)
+    texts = pc.if_else(is_time, strings, None).to_pandas()
+    times = pd.to_datetime(texts, format="ISO8601", utc=True, errors="coerce")
+    since_1970 = pa.array(times).cast(pa.timestamp("us", "UTC"), safe=False).cast(pa.int64())
     microseconds, bad = as_numbers(pa.chunked_array([since_1970]))
     return microseconds / 10**6, bad
-
-
-def _microseconds(text: str | None) -> int | None:
-    try:
-        return pa.array([text]).cast(pa.timestamp("us", "UTC")).cast(pa.int64())[0].as_py()
-    except pa.ArrowInvalid:
-        return None
 
 
 def _text(values: pa.Array) -> pa.StringArray:

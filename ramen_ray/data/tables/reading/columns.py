@@ -5,12 +5,13 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from ramen_ray.data.arrays import Booleans
 from ramen_ray.data.findings import FEW, FaultKind
-from ramen_ray.data.store.schemas import FILTER
+from ramen_ray.data.store.schemas import FILTER, SPLITS
 from ramen_ray.data.tables.reading.cells import (
     TIME_UNITS,
     UNITS_PER_SECOND,
@@ -184,6 +185,18 @@ def grade_column(name: str, highest: float) -> Column:
 
     fault = f"are not numbers from 0 to {highest:g} (--judged-highest is the best grade)"
     return Column(name, convert, fault, pa.float64())
+
+
+def split_column(name: str) -> Column:
+    """Read a column of splits, as their numbers in SPLITS."""
+
+    def convert(cells: pa.ChunkedArray) -> tuple[Any, Booleans]:
+        texts, _ = as_strings(cells)
+        place = pc.index_in(pc.utf8_trim_whitespace(texts), pa.array(SPLITS))
+        bad = np.asarray(pc.is_null(place))
+        return pc.fill_null(place, 0), bad
+
+    return Column(name, convert, f"are not one of {', '.join(SPLITS)}", pa.int8())
 
 
 def time_column(name: str, unit: TimeUnit, flag: str) -> Column:

@@ -5,9 +5,9 @@ Of a Delta table these are the files of a version that are alive (by the extra `
 
 import logging
 import re
-from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -18,7 +18,6 @@ import pyarrow as pa
 from pyarrow import fs
 
 from ramen_ray.data.findings import Finding, raise_errors
-from ramen_ray.data.tables.reading.lines import check_encoding
 from ramen_ray.data.tables.reading.table_file import (
     FORMATS,
     PARTITION,
@@ -61,34 +60,61 @@ def find_files(
     ends that message), a log beside them says which of them are alive, or Python does not know the
     ``encoding`` of text files.
     """
-    check_encoding(encoding)
+    _check_encoding(encoding)
     filesystem, listed = _listed(source)
     files: list[TableFile] = []
-    faults: list[tuple[str, str]] = []
+    faults: dict[str, list[str]] = {}
     for info in listed:
         try:
             file = open_file(TableFile(filesystem, info, encoding), tuple(columns), advice)
         except DatasetError as error:
-            faults.append((info.path, str(error).removeprefix(f"{info.path}: ")))
+            fault = str(error).removeprefix(f"{info.path}: ")
+            faults.setdefault(fault, []).append(info.path)
         else:
             files += [file] if file else []
     if not files and not faults:
-        faults.append((listed[0].path, "is empty"))
-    raise_errors(f"the source {shown_address(source)}", _one_of_each(faults))
+        faults["is empty"] = [listed[0].path]
+    findings = []
+    for fault, paths in faults.items():
+        more = f" (so are {len(paths) - 1} more files)" if len(paths) > 1 else ""
+        findings.append(Finding("error", paths[0], fault + more))
+    raise_errors(f"the source {shown_address(source)}", findings)
     return files
 
 
-def pinned(source: str) -> str:
-    """Return the address of a Delta table with the version that is read now, ``FOLDER@v12``.
+def _check_encoding(name: str) -> None:
+    """Raise a DatasetError if Python has no encoding of texts of this name."""
+    try:
+        "a".encode(name)
+    except (LookupError, ValueError):
+        raise DatasetError(
+            f"encoding {name!r} is not known; write it as utf-8, windows-1252 or shift_jis"
+        ) from None
 
-    Others stay as they are. Raises a DatasetError if it cannot be opened.
+
+def pinned(settings: Any, *names: str) -> Any:
+    """Name the versions of Delta tables, so that all reads are of one, and it is known later.
+
+    The tables are in these fields of a dataclass, each an address, a dict of them, or None. Those
+    of Delta tables become ``FOLDER@v12``. Raises a DatasetError if one cannot be opened.
     """
+    changes: dict[str, Any] = {}
+    for name in names:
+        value = getattr(settings, name)
+        if isinstance(value, dict):
+            changes[name] = {key: _with_version(source) for key, source in value.items()}
+        elif value:
+            changes[name] = _with_version(value)
+    return replace(settings, **changes)
+
+
+def _with_version(source: str) -> str:
     with _opening(source):
-        delta = _delta_folder(source)
-    return source if delta is None else f"{delta[0]}@v{delta[1]}"
+        delta = _delta_table(source)
+        return source if delta is None else f"{delta[0]}@v{delta[1].version()}"
 
 
-def _delta_folder(source: str) -> tuple[str, int] | None:
+def _delta_table(source: str) -> tuple[str, Any] | None:
     """Return the folder of a Delta table, and the version that is named or else its latest."""
     places: list[tuple[str, int | None]] = [(source, None)]
     if versioned := VERSIONED.match(source):
@@ -97,16 +123,16 @@ def _delta_folder(source: str) -> tuple[str, int] | None:
         filesystem, path = _filesystem(folder)
         log = filesystem.get_file_info(f"{path.rstrip('/')}/{DELTA_LOG}")
         if log.type == fs.FileType.Directory:
-            return folder, version_now(folder) if version is None else version
+            return folder, _opened(folder, version)
     return None
 
 
 def _listed(source: str) -> tuple[fs.FileSystem, list[fs.FileInfo]]:
     """Return the files of ``source``, in the order of their names, and what they are on."""
     with _opening(source):
-        if (delta := _delta_folder(source)) is not None:
+        if (delta := _delta_table(source)) is not None:
             filesystem, path = _filesystem(delta[0])
-            return filesystem, _alive(filesystem, path, live_files(*delta))
+            return filesystem, _alive(filesystem, path, *delta)
         filesystem, path = _filesystem(source)
         return filesystem, _list(filesystem, path, shown_address(source))
 
@@ -124,14 +150,6 @@ def _opening(source: str) -> Iterator[None]:
     except Exception as error:  # each store's library has its own
         reason = redacted_reason(first_line_of(error), source)
         raise DatasetError(f"cannot open {shown}: {reason}") from None  # it may have a password
-
-
-def _one_of_each(faults: Sequence[tuple[str, str]]) -> Iterator[Finding]:
-    """Yield a finding of each fault, with its first file and the number of its files."""
-    first = {fault: file for file, fault in reversed(faults)}
-    for fault, number in Counter(fault for _, fault in faults).items():
-        more = f" (so are {number - 1} more files)" if number > 1 else ""
-        yield Finding("error", first[fault], fault + more)
 
 
 def _filesystem(source: str) -> tuple[fs.FileSystem, str]:
@@ -189,17 +207,6 @@ def _list(filesystem: fs.FileSystem, path: str, source: str) -> list[fs.FileInfo
     return wanted
 
 
-def _alive(filesystem: fs.FileSystem, path: str, live: Collection[str]) -> list[fs.FileInfo]:
-    """Return the ``live`` files below ``path``, in the order of their names."""
-    named = sorted(f"{path.rstrip('/')}/{name}" for name in live)
-    if not named:
-        raise DatasetError(f"{path}: this version of the Delta table has no files")
-    files: list[fs.FileInfo] = filesystem.get_file_info(named)
-    if lost := [file.path for file in files if file.type != fs.FileType.File]:
-        raise DatasetError(f"{lost[0]} is gone, which this version of a Delta table has")
-    return files
-
-
 def _is_hidden(path: PurePosixPath) -> bool:
     """Return whether a part begins with a dot or an underscore, and is not a partition."""
     return any(part[0] in "._" and not PARTITION.match(part) for part in path.parts)
@@ -214,6 +221,33 @@ def _fits(path: str, pattern: str) -> bool:
     return path.count("/") == pattern.count("/") and PurePosixPath(path).match(pattern)
 
 
+def _alive(filesystem: fs.FileSystem, path: str, folder: str, table: Any) -> list[fs.FileInfo]:
+    """Return the files below ``path`` that a version of a Delta table has, by their names.
+
+    Raises a DatasetError if it cannot be read by its files alone.
+    """
+    settings = table.metadata().configuration
+    may_have_vectors = "deletionVectors" in (table.protocol().reader_features or [])
+    if settings.get("delta.columnMapping.mode", "none") != "none":
+        raise DatasetError(
+            f"{shown_address(folder)} is a Delta table with column mapping, whose files have other"
+            " names of columns; write a copy without (delta.columnMapping.mode none)"
+        )
+    if may_have_vectors and pa.table(table.deletion_vectors()).num_rows > 0:
+        raise DatasetError(
+            f"{shown_address(folder)} is a Delta table with deletion vectors, whose files have rows"
+            " that are deleted; run REORG TABLE ... APPLY (PURGE) on it, or write a copy without"
+        )
+    live = {*pa.table(table.get_add_actions(flatten=True))["path"].to_pylist()}
+    if not live:
+        raise DatasetError(f"{path}: this version of the Delta table has no files")
+    named = sorted(f"{path.rstrip('/')}/{unquote(name)}" for name in live)
+    files: list[fs.FileInfo] = filesystem.get_file_info(named)
+    if lost := [file.path for file in files if file.type != fs.FileType.File]:
+        raise DatasetError(f"{lost[0]} is gone, which this version of a Delta table has")
+    return files
+
+
 def _refuse_logs(wanted: Sequence[fs.FileInfo], below: Sequence[fs.FileInfo]) -> None:
     """Refuse files that lie in a table with a log, which may have removed some of them."""
     for name, log in LOGS.items():
@@ -223,35 +257,6 @@ def _refuse_logs(wanted: Sequence[fs.FileInfo], below: Sequence[fs.FileInfo]) ->
                     f"{table[1:]} is a {name} table: its log says which of its files are alive;"
                     f" {'name its folder' if name == 'Delta' else 'export the rows as parquet'}"
                 )
-
-
-def version_now(folder: str) -> int:
-    """Return the latest version of the Delta table at a path or URI; or a DatasetError."""
-    return int(_opened(folder, None).version())
-
-
-def live_files(folder: str, version: int) -> set[str]:
-    """Return the paths, within its folder, of the files that a version of a Delta table has.
-
-    Raises a DatasetError if it cannot be read, or not by its files alone.
-    """
-    shown = shown_address(folder)
-    table = _opened(folder, version)
-    settings = table.metadata().configuration
-    may_have_vectors = "deletionVectors" in (table.protocol().reader_features or [])
-    has_vectors = may_have_vectors and pa.table(table.deletion_vectors()).num_rows > 0
-    paths = pa.table(table.get_add_actions(flatten=True))["path"].to_pylist()
-    if settings.get("delta.columnMapping.mode", "none") != "none":
-        raise DatasetError(
-            f"{shown} is a Delta table with column mapping, whose files have other names of "
-            f"columns; write a copy without (delta.columnMapping.mode none)"
-        )
-    if has_vectors:
-        raise DatasetError(
-            f"{shown} is a Delta table with deletion vectors, whose files have rows that are "
-            f"deleted; run REORG TABLE ... APPLY (PURGE) on it, or write a copy without"
-        )
-    return {unquote(path) for path in paths}
 
 
 def _opened(folder: str, version: int | None) -> Any:

@@ -25,7 +25,7 @@ from ramen_ray.data.findings import (
 from ramen_ray.data.tables.reading.cells import is_text, plain_values
 from ramen_ray.data.tables.reading.columns import ADVICE, NULL_PARTS, Column
 from ramen_ray.data.tables.reading.files import find_files
-from ramen_ray.data.tables.reading.lines import Rows
+from ramen_ray.data.tables.reading.records import Rows
 from ramen_ray.data.tables.reading.table_file import TableFile, read_file
 from ramen_ray.errors import DatasetError, first_line_of, shown_address, shown_path
 from ramen_ray.long_work import prefetched
@@ -200,8 +200,6 @@ class UserTable:
         doubted = ~fine
         for doubt in column.doubts:
             flags = ~doubted & doubt.flags(values)
-            if not flags.any():
-                continue
             doubted |= flags
             if not doubt.unwanted:
                 kind = replace(doubt, column=column.shown)
@@ -213,14 +211,13 @@ class UserTable:
 
     def _readable(self, rows: Rows, file: TableFile) -> Booleans:
         """Note lines that could not be read, and headers; flags the rows (n,) that are neither."""
-        unreadable = [np.zeros(0, dtype=np.int64)]
+        unreadable: set[int] = set()
         for kind, lines, excerpts in rows.faults:
             self._faults.add(kind, file.path, lines, excerpts)
             if kind.severity == "error":
-                unreadable.append(lines)
-        num_lost = len(np.unique(np.concatenate(unreadable)))
-        self.rows_read += num_lost
-        self.left_out["unreadable lines"] += num_lost
+                unreadable.update(lines.tolist())
+        self.rows_read += len(unreadable)
+        self.left_out["unreadable lines"] += len(unreadable)
         is_header = _are_headers(rows.cells.select(file.own_columns))
         self._faults.add(HEADER_AGAIN, file.path, rows.numbers[is_header])
         self.left_out["headers"] += int(is_header.sum())
@@ -230,7 +227,7 @@ class UserTable:
         self, path: str, numbers: Int64s, cells: pa.ChunkedArray, kind: FaultKind, flags: Booleans
     ) -> None:
         """Count the rows (n,) of a file that are flagged, and show the first of their cells."""
-        if flags.any():
+        if flags.any():  # to filter takes time
             examples = cells.filter(pa.array(flags))[:MAX_EXAMPLES].to_pylist()
             self._faults.add(kind, path, numbers[flags], examples)
 

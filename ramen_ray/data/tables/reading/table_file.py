@@ -1,8 +1,12 @@
 """A file of a user's table, whatever its format: its columns, and its rows batch by batch."""
 
+import codecs
+import csv
+import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from io import StringIO
 from pathlib import PurePosixPath
 from urllib.parse import unquote
 
@@ -15,9 +19,15 @@ from ramen_ray.data.store.dataset import WHILE_READ, DatasetError
 from ramen_ray.data.store.parquet_files import open_parquet
 from ramen_ray.data.store.same_texts import not_utf8
 from ramen_ray.data.tables.reading.cells import is_text, plain_values
-from ramen_ray.data.tables.reading.delimited import header_of, read_records
-from ramen_ray.data.tables.reading.json_lines import fields_of, parse_objects
-from ramen_ray.data.tables.reading.lines import Rows, read_blocks, read_start
+from ramen_ray.data.tables.reading.records import (
+    ENCODING_ADVICE,
+    MARK,
+    Rows,
+    parse_objects,
+    read_blocks,
+    read_records,
+    with_line_feeds,
+)
 from ramen_ray.errors import first_line_of
 
 ROWS_PER_BATCH = 65_536
@@ -29,6 +39,17 @@ FORMATS = {
     ".json": "jsonl",
     ".parquet": "parquet",
 }
+OTHER_FORMATS = {
+    b"\x1f\x8b": "is compressed by gzip; add .gz to its name",
+    b"\x28\xb5\x2f\xfd": "is compressed by zstd; add .zst to its name",
+    b"PK\x03\x04": "is a zip archive or an Excel workbook; save the table as CSV",
+    b"PAR1": "is parquet; name it .parquet",
+    b"version https://git-lfs": "only points to a file that Git LFS keeps; run git lfs pull",
+    b"<!": "is a web page or XML; save the table itself",
+    b"<html": "is a web page; save the table itself",
+}
+
+MAX_HEADER_BYTES = 1 << 20
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 _ARRAYS = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}
 """What is read in place of types that Arrow cannot filter."""
@@ -123,10 +144,51 @@ def _header(file: TableFile) -> tuple[str, ...] | None:
         with open_parquet(file.path, file.filesystem) as parquet:
             return tuple(parquet.schema_arrow.names)
     with file.open() as stream:
-        start = read_start(stream, file.encoding)
-    if start is None:
+        start = stream.read(MAX_HEADER_BYTES)
+    for mark, message in OTHER_FORMATS.items():
+        if start.startswith(mark):
+            raise DatasetError(message)
+    # who reads all of it says where it is not of the encoding
+    text = codecs.getincrementaldecoder(file.encoding)("replace").decode(start)
+    if "\ufffd" in text.partition("\n")[0]:
+        raise DatasetError(f"its first line is not {file.encoding.upper()}; {ENCODING_ADVICE}")
+    text = with_line_feeds(text.replace(MARK, ""))
+    if not text.strip("\n\t "):
         return None
-    return fields_of(start) if file.format == "jsonl" else header_of(start, file.format)
+    if file.format == "jsonl":
+        return _fields_of(text)
+    return _header_of(text + "\n" * (len(start) < MAX_HEADER_BYTES), file.format)
+
+
+def _header_of(start: str, kind: str) -> tuple[str, ...]:
+    """Return the columns of a file that begins with ``start``, or raise a DatasetError."""
+    whole = start[: start.rfind("\n") + 1]
+    if "\r" in whole.partition("\n")[0]:
+        raise DatasetError("its lines end with carriage returns alone; save it with line feeds")
+    lines = StringIO(whole, newline="\n")
+    try:
+        if kind == "csv":
+            first = next(csv.reader(lines, strict=True))
+        else:
+            first = next(lines).removesuffix("\n").split("\t")
+    except (csv.Error, StopIteration):
+        raise DatasetError(
+            "its first line, which should name the columns, has an open quote, or over"
+            f" {MAX_HEADER_BYTES} bytes"
+        ) from None
+    if not "".join(first).strip():
+        raise DatasetError("its first line, which should name the columns, is empty")
+    return tuple(first)
+
+
+def _fields_of(start: str) -> tuple[str, ...]:
+    """Return the fields of texts and numbers of the first object in the beginning of a file."""
+    try:
+        first = json.loads(start.strip().partition("\n")[0])
+    except (ValueError, RecursionError):
+        return ()
+    cells = first.items() if isinstance(first, dict) else ()
+    return tuple(name for name, cell in cells if cell is None or type(cell) in (str, int, float))
 
 
 def _partitions(path: str) -> dict[str, str | None]:
