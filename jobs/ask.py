@@ -39,13 +39,7 @@ def main() -> None:
     settings = parse_settings(AskSettings, __doc__)
     if not settings.queries:
         raise ConfigError('give a query, such as "red shoes"')
-    params = {
-        "top_k": settings.top_k,
-        "filter": settings.wanted,
-        "min_score": settings.min_score,
-        "at_most": settings.limits,
-        "columns": settings.with_columns,
-    }
+    params = {"top_k": settings.top_k, **settings.params}
     registry = settings.registry()
     from ramen_ray.orchestration.deploy.retrievers import retriever_uri
     from ramen_ray.reports.report_tables import answers_table, show

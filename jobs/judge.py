@@ -26,7 +26,7 @@ from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.store.made_folder import whole_file
 from ramen_ray.errors import shown_path
 from ramen_ray.long_work import logged_progress
-from ramen_ray.orchestration.serve.listening import listening_at
+from ramen_ray.orchestration.serve.settings import listening_at
 
 HERE = "127.0.0.1"
 

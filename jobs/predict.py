@@ -53,10 +53,7 @@ def main() -> None:
         settings.top_k,
         settings.columns.query_text,
         settings.encoding,
-        settings.wanted,
-        settings.min_score,
-        settings.limits,
-        settings.with_columns,
+        settings.params,
         settings.use_gpu,
         settings.gb_per_shard,
     )

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -38,12 +39,8 @@ class Asked:
     top_k: int  # most ads of a query
     column: str = "text"  # with the queries' texts
     encoding: str = "utf-8"  # of text files
-    # by column, the values that ads may have
-    filter: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    min_score: float | None = None  # the lowest score of an ad
-    # by column, how many of a query's ads may have one value of it
-    at_most: Mapping[str, int] = field(default_factory=dict)
-    columns: Sequence[str] = ()  # those whose values are written with each ad
+    # what else each request sets of its answers; see :meth:`Retriever.answer`
+    params: Mapping[str, Any] = field(default_factory=dict)
     # wait for a machine with GPUs; else GPUs are used only if the cluster has some now
     use_gpu: bool = False
     # GB of a retriever that one process holds; a larger one is cut into shards

@@ -22,20 +22,25 @@ from ray.serve.exceptions import DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 from starlette.applications import Starlette
 
+from ramen_ray.answering.encoding import Embeddings
 from ramen_ray.data.store.made_folder import owned_folder
 from ramen_ray.errors import first_line_of
 from ramen_ray.long_work import logged_progress
 from ramen_ray.orchestration.cluster.joining import start_ray
 from ramen_ray.orchestration.cluster.resources import find_room
-from ramen_ray.orchestration.serve.asked import Asked
-from ramen_ray.orchestration.serve.connections import MOST_CONNECTIONS, BusyError
-from ramen_ray.orchestration.serve.held import RELEASED_EVERY_S, Batch, Held, release_memory
+from ramen_ray.orchestration.serve.exchanges import MOST_CONNECTIONS, BusyError
+from ramen_ray.orchestration.serve.held import (
+    RELEASED_EVERY_S,
+    Asked,
+    Batch,
+    Held,
+    release_memory,
+)
 from ramen_ray.orchestration.serve.server import app_of
 from ramen_ray.orchestration.serve.settings import ServerSettings
 from ramen_ray.tracking.registry import Registry
 
 if TYPE_CHECKING:
-    from ramen_ray.answering.encoding import Embeddings
     from ramen_ray.method.retrieval.shards import HeldShard
 
 LOADS_WITHIN_S = 120.0  # or it is asked again later
@@ -131,7 +136,7 @@ class HeldByReplicas(Held):
         batch: Batch = self._there.ask("answer", requests)
         return batch
 
-    def embed(self, texts: Sequence[str]) -> "Embeddings":
+    def embed(self, texts: Sequence[str]) -> Embeddings:
         """Return unit-norm vectors (texts, D)."""
         vectors: Embeddings = self._there.ask("embed", texts)
         return vectors

@@ -26,8 +26,8 @@ from ramen_ray.orchestration.cluster import resources
 from ramen_ray.orchestration.cluster.resources import no_placement_group_left
 from ramen_ray.orchestration.deploy import predict as answering
 from ramen_ray.orchestration.deploy import prediction_files
-from ramen_ray.orchestration.deploy.copies import take_place
 from ramen_ray.orchestration.deploy.prediction_files import partitions
+from ramen_ray.orchestration.deploy.retrievers import take_place
 from ramen_ray.tracking.aliases import MovedError
 from ramen_ray.tracking.registry import LoggedRetriever, Registry
 
