@@ -14,8 +14,6 @@ Examples:
 Run the same command again to resume an interrupted comparison.
 """
 
-import sys
-
 from ramen_ray.command_line import parse_with_run_config, run_job
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.long_work import logged_progress
@@ -44,4 +42,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run_job(main))
+    run_job(main)

@@ -8,7 +8,6 @@ Examples:
 For many queries there is jobs/predict.py.
 """
 
-import sys
 from typing import Annotated
 
 import tyro
@@ -56,4 +55,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run_job(main))
+    run_job(main)

@@ -4,7 +4,6 @@ Examples:
     python jobs/export.py models:/NAME@champion --to exports/shop
 """
 
-import sys
 from pathlib import Path
 
 import tyro
@@ -40,4 +39,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run_job(main))
+    run_job(main)

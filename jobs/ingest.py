@@ -18,7 +18,6 @@ Examples:
 """
 
 import shlex
-import sys
 from abc import abstractmethod
 from pathlib import Path
 from typing import Annotated
@@ -103,4 +102,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run_job(main))
+    run_job(main)

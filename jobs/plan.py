@@ -5,7 +5,6 @@ Example:
 """
 
 import re
-import sys
 from typing import Literal
 
 import psutil
@@ -61,4 +60,4 @@ def _count(text: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(run_job(main))
+    run_job(main)

@@ -12,7 +12,6 @@ Examples:
 Run the same command again to resume an interrupted search.
 """
 
-import sys
 from typing import Annotated
 
 from tyro.conf import Positional, arg
@@ -51,4 +50,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run_job(main))
+    run_job(main)

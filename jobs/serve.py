@@ -105,4 +105,4 @@ def application(settings: AnswerSettings) -> "Application":
 
 
 if __name__ == "__main__":
-    sys.exit(run_job(main, SECONDS_TO_END))
+    run_job(main, SECONDS_TO_END)

@@ -15,7 +15,6 @@ Built-in datasets are rdocs, foldoc and debian. --base.kind brings that base's o
 Run the same command again to resume an interrupted run.
 """
 
-import sys
 from importlib import import_module
 from threading import Thread
 from typing import TYPE_CHECKING
@@ -105,4 +104,4 @@ def _train_beside_base(config: RunConfig) -> "tuple[TrainResult, Metrics]":
 
 
 if __name__ == "__main__":
-    sys.exit(run_job(main))
+    run_job(main)

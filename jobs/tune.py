@@ -11,7 +11,6 @@ Run the same command again to resume a sweep; with a higher --num-samples it get
 Spaces are functions in tune_spaces/.
 """
 
-import sys
 from typing import TYPE_CHECKING
 
 from ramen_ray.command_line import parse_with_run_config, run_job
@@ -59,4 +58,4 @@ def trial_line(trial: "TrialRecord", metric: str) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(run_job(main))
+    run_job(main)

@@ -9,7 +9,6 @@ if there is no dataset directory.
 """
 
 import shlex
-import sys
 from dataclasses import asdict
 from pathlib import Path
 
@@ -61,4 +60,4 @@ def _text(name: str) -> Text:
 
 
 if __name__ == "__main__":
-    sys.exit(run_job(main))
+    run_job(main)

@@ -18,7 +18,7 @@ from contextlib import contextmanager, redirect_stderr, suppress
 from itertools import dropwhile, takewhile
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
 
 from ramen_ray.errors import LOST, UserError, is_disk_full, no_room_message, printable, redacted
 
@@ -119,8 +119,8 @@ class ModelSettings(StoreSettings):
         return registry
 
 
-def run_job(job: Callable[[], int | None], seconds_to_end: float | None = None) -> int:
-    """Run ``job``, which may return an exit code; a user's error becomes one message and code 2.
+def run_job(job: Callable[[], int | None], seconds_to_end: float | None = None) -> NoReturn:
+    """Run ``job`` and exit by the code that it may return; a user's error is one line and code 2.
 
     So does a full disk, or a file that the system refuses. SIGINT ends the job with code 130,
     SIGTERM with 143; both unwind, so that runs and folders are closed. Threads that do not end in
@@ -135,18 +135,19 @@ def run_job(job: Callable[[], int | None], seconds_to_end: float | None = None) 
             stream.reconfigure(errors="backslashreplace")  # names of files may be any bytes
     with _unwinding_at_signals() as ended_by:
         try:
-            return job() or 0
+            code = job() or 0
         except BrokenPipeError:
-            return _unread()
+            code = _unread()
         except Exception as error:
             message = _what_to_do_about(error)
             if message is None:
                 raise
             text = "\n".join(map(printable, message.split("\n")))
             print(f"error: {text}", file=sys.stderr)  # noqa: T201
+            code = USER_ERROR_CODE
         except KeyboardInterrupt as stop:
-            return _ended_by(ended_by[-1], str(stop), seconds_to_end or SECONDS_TO_END)
-    return USER_ERROR_CODE
+            code = _ended_by(ended_by[-1], str(stop), seconds_to_end or SECONDS_TO_END)
+    sys.exit(code)
 
 
 @contextmanager

@@ -107,8 +107,8 @@ class Ads:
         errors: Sequence[str | None],
         rows: Int64s,
         scores: NDArray[np.float32],
-        doubts: Sequence[str | None] | None = None,
-        columns: Sequence[str] = (),
+        doubts: Sequence[str | None],
+        columns: Sequence[str],
     ) -> pa.Table:
         """Return ANSWERS, one per query, from the ``rows`` (n, k) of the n without an error.
 
@@ -122,7 +122,7 @@ class Ads:
         ad_rows = pa.array(rows[is_ad])
         flat = [self.ids.take(ad_rows), self.texts.take(ad_rows), pa.array(scores[is_ad])]
         lists = [pa.ListArray.from_arrays(ends, column) for column in flat]
-        told = iter(doubts or [None] * len(rows))
+        told = iter(doubts)
         beside = [None if error else next(told) for error in errors], errors
         texts = [pa.array(column, pa.string()) for column in beside]
         answers = pa.table([*lists, *texts], ANSWERS.names).cast(ANSWERS)

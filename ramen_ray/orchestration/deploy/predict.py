@@ -29,6 +29,7 @@ from ramen_ray.answering.retriever import INDEX, QUERIES_PER_ANSWER
 from ramen_ray.config import ConfigError
 from ramen_ray.data.store.made_folder import owned_folder, read_json, write_json
 from ramen_ray.data.store.same_texts import is_utf8
+from ramen_ray.errors import DatasetError
 from ramen_ray.method.model.dual_encoder import ENCODER_FOLDER
 from ramen_ray.method.retrieval.shards import HeldShard, IndexShard, index_shards, search_of
 from ramen_ray.orchestration.cluster.joining import ClusterError, start_ray
@@ -47,7 +48,6 @@ from ramen_ray.orchestration.deploy.prediction_files import (
     Asked,
     Partition,
     as_parquet,
-    changed,
     identity_of,
     partitions,
     query_files,
@@ -133,7 +133,10 @@ def predict(registry: Registry, model_uri: str, asked: Asked, output: Path) -> A
                 _answer(work, missing, num_gpus)
             counts = answers.counts()
         if identity_of(query_files(asked)) != identity:
-            raise changed(asked.queries)
+            raise DatasetError(
+                f"{asked.queries} has changed since this call began; run it again, with another "
+                f"folder for the answers"
+            )
         whole = [part for part in counts if part is not None]
         if len(whole) < len(pieces):
             raise ClusterError(f"parts in {output} were changed meanwhile; run this again")
