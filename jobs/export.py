@@ -25,7 +25,7 @@ class ExportSettings(StoreSettings):
 
 def main() -> None:
     """Copy the retriever, write its parts, and say so."""
-    settings = parse_settings(ExportSettings, str(__doc__))
+    settings = parse_settings(ExportSettings, __doc__)
     registry = settings.registry()
     from ramen_ray.orchestration.deploy.retrievers import retriever_uri
 

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import tyro
 from rich.console import Console
-from rich.table import Column, Table
 from rich.text import Text
 
 from ramen_ray.command_line import parse_settings, run_job, write_json
@@ -23,6 +22,7 @@ from ramen_ray.data.checks.structure import inspect_structure
 from ramen_ray.data.checks.validation import validate
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.errors import printable, shown_path
+from ramen_ray.reports.report_tables import ReportTable, show
 
 
 class ValidateSettings(Section):
@@ -39,11 +39,11 @@ def main() -> int:
     settings = parse_settings(ValidateSettings, __doc__)
     dataset = Dataset(settings.dataset)
     with Console(stderr=True).status("reading") as status:
-        findings = validate(dataset, lambda table: status.update(_text(f"checking {table}")))
-    counts = Table("table", Column("rows", justify="right"))
-    for table, rows in inspect_structure(dataset).num_rows.items():
-        counts.add_row(_text(table), f"{rows:,}")
-    Console().print(counts)
+        findings = validate(
+            dataset, lambda table: status.update(Text(printable(f"checking {table}")))
+        )
+    counts = inspect_structure(dataset).num_rows.items()
+    show(ReportTable("", ("table", "rows"), [[table, f"{rows:,}"] for table, rows in counts]))
     for finding in findings:
         print(f"{finding.severity}: {finding}")
     errors = sum(finding.severity == "error" for finding in findings)
@@ -53,10 +53,6 @@ def main() -> int:
     if not errors:
         print(f"next: {shlex.join(['python', 'jobs/describe.py', shown_path(settings.dataset)])}")
     return 1 if errors else 0
-
-
-def _text(name: str) -> Text:
-    return Text(printable(name))
 
 
 if __name__ == "__main__":

@@ -57,11 +57,12 @@ from ramen_ray.config import (
 )
 from ramen_ray.data.store.dataset import Dataset, DatasetError
 from ramen_ray.idle_settings import refuse_idle
-from ramen_ray.orchestration.run.directory import read_run_config
+from ramen_ray.orchestration.run.directory import RUNS, RunDirectory, read_run_config
 from ramen_ray.presets import DEFAULT_PRESET, PRESETS, lambdas, linked_sets, on_dataset, with_base
 from ramen_ray.tracking.addresses import sqlite_uri, tracking_uri
 
 if TYPE_CHECKING:
+    from ramen_ray.orchestration.tune.settings import RecommendConfig
     from ramen_ray.tracking.registry import Registry
 
 BASE_PARTS = ("base.kind", "base.loss")  # they bring constants of other settings with them
@@ -308,6 +309,15 @@ def _with_a_flag_for_each_set(config: RunConfig) -> RunConfig:
     return config.model_copy(
         update={"regularization": config.regularization.model_copy(update=weights)}
     )
+
+
+def refuse_early(
+    config: "RunConfig | RecommendConfig", plan: Mapping[str, Any], kind: str = RUNS
+) -> None:
+    """Raise a DatasetError or RunError that is known before libraries are loaded, in seconds."""
+    Dataset(config.dataset)
+    if config.name is not None:
+        RunDirectory.of(config.output, config.name, kind).refuse_taken(plan)
 
 
 @contextmanager

@@ -128,8 +128,11 @@ class Ads:
         answers = pa.table([*lists, *texts], ANSWERS.names).cast(ANSWERS)
         if not columns:
             return answers
-        values = [self._values_at(name, rows[is_ad]) for name in columns]
-        of_ads = [pa.ListArray.from_arrays(ends, column) for column in values]
+        of_ads = []
+        for name in columns:
+            codes = self.columns[name][1][rows[is_ad]]
+            values = self._values[name].take(pa.array(codes, mask=codes < 0))
+            of_ads.append(pa.ListArray.from_arrays(ends, values))
         place = answers.num_columns - 1
         return answers.add_column(place, COLUMNS, pa.StructArray.from_arrays(of_ads, [*columns]))
 
@@ -140,10 +143,6 @@ class Ads:
             lengths = np.append(pc.binary_length(self._values[name]), 0)
             total += (lengths[self.columns[name][1][rows]] + BYTES_BESIDE_TEXTS).sum()
         return int(total)
-
-    def _values_at(self, name: str, rows: Int64s) -> pa.Array:
-        codes = self.columns[name][1][rows]
-        return self._values[name].take(pa.array(codes, mask=codes < 0))
 
     def topk_with_limits(
         self,

@@ -54,7 +54,7 @@ logger = logging.getLogger(__name__)
 
 
 class Replica:
-    """Holds the version that was asked last, and the one that was loaded last."""
+    """Holds the two versions that were loaded or asked last, and answers while it loads one."""
 
     def __init__(self, store: str, hold: Callable[..., Any], *shards: DeploymentHandle) -> None:
         """Load versions by ``hold``, which gets the registry, a URI and the shards."""
@@ -62,8 +62,6 @@ class Replica:
         self._registry = Registry(store)
         self._hold = hold
         self._shards = shards
-        self._held = dict[str, Any]()
-        self._loading = asyncio.Lock()
 
     async def reconfigure(self, model_uri: str) -> None:
         """Load the version that a URI names now, before the replica is asked for the first time."""
@@ -76,21 +74,18 @@ class Replica:
         """Give memory back; Ray Serve calls this every ``RELEASED_EVERY_S``."""
         await asyncio.to_thread(release_memory)
 
+    @serve.multiplexed(max_num_models_per_replica=2)
+    async def _held(self, uri: str) -> Any:
+        return await asyncio.to_thread(self._hold, self._registry, uri, *self._shards)
+
     async def load(self, uri: str) -> None:
         """Load a version, if it is not held."""
-        if uri not in self._held:  # else it answers while another is loaded
-            async with self._loading:
-                if uri not in self._held:
-                    last = dict([*self._held.items()][-1:])
-                    self._held = last
-                    held = await asyncio.to_thread(self._hold, self._registry, uri, *self._shards)
-                    self._held = {uri: held} | last
+        await self._held(uri)
 
     async def ask(self, uri: str, method: str, *given: object) -> Any:
         """Call a method of what is held of a version, which is loaded first if need be."""
-        await self.load(uri)
-        self._held[uri] = self._held.pop(uri)
-        return await asyncio.to_thread(getattr(self._held[uri], method), *given)
+        held = await self._held(uri)
+        return await asyncio.to_thread(getattr(held, method), *given)
 
 
 class Elsewhere:

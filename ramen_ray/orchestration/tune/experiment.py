@@ -104,7 +104,7 @@ def open_experiment(
                 ) from stop
 
 
-def record_of(run: RunDirectory, params: Mapping[str, Any], decides: Sequence[str]) -> TrialRecord:
+def record_of(run: RunDirectory, decides: Sequence[str]) -> TrialRecord:
     """Return how far a trial's run came, by what answers, or would: the last that was validated.
 
     Its value is the mean of the validation metrics that are named in ``decides``. Figures of the
@@ -115,7 +115,7 @@ def record_of(run: RunDirectory, params: Mapping[str, Any], decides: Sequence[st
         with suppress(FileNotFoundError):  # it has gone meanwhile
             reports.append(read_json(folder / REPORT_FILE))
     notes = run.notes
-    record = TrialRecord(run.name, params, mlflow_run_id=notes.get("mlflow_run_id"))
+    record = TrialRecord(run.name, mlflow_run_id=notes.get("mlflow_run_id"))
     if not reports:
         return record
     record = replace(record, epochs=reports[-1][EPOCH], seconds=reports[-1]["trained_seconds"])

@@ -275,7 +275,7 @@ class Search:
 
 
 def _record(config: RunConfig) -> TrialRecord:
-    return record_of(directory_of(config), {}, HEADLINES)
+    return record_of(directory_of(config), HEADLINES)
 
 
 def _scores(config: RunConfig, data: Prepared) -> dict[str, PerQuery]:

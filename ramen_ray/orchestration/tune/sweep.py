@@ -1,8 +1,6 @@
 """Sweep over settings with Ray Tune: sample, train, stop bad trials early, go on after a kill."""
 
 import logging
-import math
-import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -13,6 +11,7 @@ import optuna
 from optuna.samplers import BaseSampler, RandomSampler
 
 from ramen_ray.config import ConfigError, RunConfig, overlay
+from ramen_ray.long_work import Pace
 from ramen_ray.naming import joined_name
 from ramen_ray.orchestration.run.directory import RunDirectory, RunError
 from ramen_ray.orchestration.run.identity import Inputs
@@ -58,7 +57,6 @@ from ramen_ray.tracking.runs import Run
 logger = logging.getLogger(__name__)
 
 SWEEP_FORMAT = 9  # of the table of trials; a sweep of another format cannot be resumed
-BETWEEN_REPORTS_S = 30  # at least; a report of many trials takes seconds
 METRIC = "training.selection_metric"
 OWN = "own"  # the name of the configuration's own settings among the finalists
 
@@ -128,7 +126,7 @@ class Sweep:
     settings: SweepConfig
     command: Callable[[RunConfig], str]  # returns the command that trains with a configuration
     records: dict[str, TrialRecord] = field(default_factory=dict)  # by name, as they began
-    shown_at: float = -math.inf  # by the monotonic clock
+    pace: Pace = field(default_factory=Pace)  # of reports, as one of many trials takes seconds
     said: list[str] = field(default_factory=list)  # what the trials show
     links: list[str] = field(default_factory=list)  # to the finalists' runs in MLflow
 
@@ -252,9 +250,8 @@ class Sweep:
     def note_ends(self, records: list[TrialRecord]) -> None:
         """Keep the table of trials, and show them, unless that was done a moment ago."""
         self.keep(record for record in records if record.end)
-        if time.monotonic() - self.shown_at >= BETWEEN_REPORTS_S:
+        if self.pace.is_due():
             self.show(best_first(self.records.values()))
-            self.shown_at = time.monotonic()
 
     @property
     def metric(self) -> str:

@@ -150,7 +150,7 @@ class Trials(tune.Callback):
         name = name_of(trial)
         run = joined_name(self.prefix, name) if self.prefix else name
         directory = RunDirectory.of(self.config.output, run)
-        record = record_of(directory, trial.config, self.decides)
+        record = record_of(directory, self.decides)
         record = replace(record, name=name, course=self.courses[name])
         if record.is_whole or not (has_ended or trial.status in ENDED):
             return record

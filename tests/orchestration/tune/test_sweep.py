@@ -24,6 +24,7 @@ from support import ROOT, node_edges, query_table, run_config_of, text_table, wa
 from transformers import BertConfig, BertTokenizer
 
 from jobs import tune as tune_job
+from ramen_ray import long_work
 from ramen_ray.config import (
     ConfigError,
     WorkersConfig,
@@ -413,6 +414,7 @@ def test_a_failing_store_does_not_end_trials(config, monkeypatch, caplog):
         raise OSError("the store is locked")
 
     monkeypatch.setattr(Run, "client", property(fail))
+    monkeypatch.setattr(long_work, "FIRST_LINE_S", 0)
     directory = RunDirectory(Path(config.output) / "sweeps" / "locked")
     directory.create()
     drawing = Drawing(config, margins, {})
