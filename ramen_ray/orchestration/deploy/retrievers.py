@@ -16,7 +16,6 @@ from ramen_ray.tracking.registry import (
     ask_once,
     uri_of,
 )
-from ramen_ray.tracking.retriever import log_retriever
 from ramen_ray.tracking.runs import MODELS, open_run
 
 
@@ -88,6 +87,8 @@ def log_copy(
     It gets the parameters of the original's training, and ``changes`` of these and of the model's
     metadata. Artifacts go into ``output`` if no server keeps them.
     """
+    from ramen_ray.tracking.retriever import log_retriever  # imports faiss
+
     parameters = registry.parameters(original.run_id)
     name = "-".join(
         [str(original.metadata.get("dataset", "copy")), *sorted({*changes} - {"num_ads"})]
