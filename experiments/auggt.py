@@ -8,7 +8,6 @@ everything, are left out, and no query gets the ad that has its own text.
 """
 
 import logging
-import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -170,4 +169,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run_job(main))
+    run_job(main)

@@ -6,7 +6,6 @@ Predictions are those of ``jobs/evaluate.py --predictions``. The list of names i
 name, such as brand,sony; optionally same_as: place,nyc,new york.
 """
 
-import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -223,4 +222,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run_job(main))
+    run_job(main)

@@ -14,12 +14,8 @@ Examples:
 Run the same command again to resume an interrupted comparison.
 """
 
-import sys
-
-from ramen_ray.command_line import parse_with_run_config, run_job
-from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.command_line import parse_with_run_config, refuse_early, run_job
 from ramen_ray.long_work import logged_progress
-from ramen_ray.orchestration.run.directory import RunDirectory
 from ramen_ray.orchestration.tune.settings import ABLATIONS, AblationConfig
 from ramen_ray.printed_commands import looking_at, training_command
 
@@ -27,9 +23,7 @@ from ramen_ray.printed_commands import looking_at, training_command
 def main() -> None:
     """Parse, train all variants, and print how they compare."""
     ablation, config = parse_with_run_config(AblationConfig(), __doc__)
-    Dataset(config.dataset)  # or a DatasetError, before what takes seconds
-    if config.name is not None:
-        RunDirectory.of(config.output, config.name, ABLATIONS).refuse_taken({})
+    refuse_early(config, {}, ABLATIONS)
     with logged_progress("loading libraries"):
         from ramen_ray.orchestration.tune.ablation import ablate
         from ramen_ray.reports.ablation_report import ablation_tables
@@ -44,4 +38,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run_job(main))
+    run_job(main)

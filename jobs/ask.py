@@ -8,7 +8,6 @@ Examples:
 For many queries there is jobs/predict.py.
 """
 
-import sys
 from typing import Annotated
 
 import tyro
@@ -39,13 +38,7 @@ def main() -> None:
     settings = parse_settings(AskSettings, __doc__)
     if not settings.queries:
         raise ConfigError('give a query, such as "red shoes"')
-    params = {
-        "top_k": settings.top_k,
-        "filter": settings.wanted,
-        "min_score": settings.min_score,
-        "at_most": settings.limits,
-        "columns": settings.with_columns,
-    }
+    params = {"top_k": settings.top_k, **settings.params}
     registry = settings.registry()
     from ramen_ray.orchestration.deploy.retrievers import retriever_uri
     from ramen_ray.reports.report_tables import answers_table, show
@@ -62,4 +55,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run_job(main))
+    run_job(main)

@@ -14,7 +14,6 @@ Run the same command again to resume an interrupted one. The method is covered b
 authors (docs/how_to/new_ads.md); find out whether you may use it before you do.
 """
 
-import sys
 from pathlib import Path
 
 from ramen_ray.command_line import parse_settings, run_job
@@ -49,4 +48,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run_job(main))
+    run_job(main)

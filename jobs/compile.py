@@ -9,8 +9,6 @@ Runtime instead of torch. If it is faster and not measurably worse, it becomes a
 takes over the alias if one was given; jobs/promote.py --restore moves the alias back.
 """
 
-import sys
-
 from ramen_ray.command_line import ModelSettings, parse_settings, run_job
 from ramen_ray.long_work import logged_progress
 from ramen_ray.printed_commands import asking
@@ -47,4 +45,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run_job(main))
+    run_job(main)

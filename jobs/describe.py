@@ -5,7 +5,6 @@ Examples:
     python jobs/describe.py path/to/mine --page mine.html --max-length 64
 """
 
-import sys
 from pathlib import Path
 
 import tyro
@@ -58,4 +57,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run_job(main))
+    run_job(main)

@@ -9,7 +9,6 @@ Examples:
         --against predictions.parquet
 """
 
-import sys
 from pathlib import Path
 from typing import Literal
 
@@ -82,4 +81,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run_job(main))
+    run_job(main)

@@ -4,7 +4,6 @@ Examples:
     python jobs/export.py models:/NAME@champion --to exports/shop
 """
 
-import sys
 from pathlib import Path
 
 import tyro
@@ -26,7 +25,7 @@ class ExportSettings(StoreSettings):
 
 def main() -> None:
     """Copy the retriever, write its parts, and say so."""
-    settings = parse_settings(ExportSettings, str(__doc__))
+    settings = parse_settings(ExportSettings, __doc__)
     registry = settings.registry()
     from ramen_ray.orchestration.deploy.retrievers import retriever_uri
 
@@ -40,4 +39,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run_job(main))
+    run_job(main)

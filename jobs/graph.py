@@ -13,7 +13,6 @@ Examples:
     python jobs/graph.py remove datasets/mine --name raw
 """
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -120,4 +119,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run_job(main))
+    run_job(main)

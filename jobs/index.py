@@ -13,7 +13,6 @@ The result is a new version, which takes over the alias if one was given; jobs/p
 moves the alias back.
 """
 
-import sys
 from typing import Annotated
 
 import tyro
@@ -45,4 +44,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run_job(main))
+    run_job(main)

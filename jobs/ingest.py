@@ -18,8 +18,6 @@ Examples:
 """
 
 import shlex
-import sys
-from abc import abstractmethod
 from pathlib import Path
 from typing import Annotated
 
@@ -35,15 +33,7 @@ from ramen_ray.data.tables.clicks.settings import UserTables
 from ramen_ray.errors import shown_path
 
 
-class Import(Section):
-    """What all importers have in common."""
-
-    @abstractmethod
-    def run(self) -> Dataset:
-        """Write the dataset directory and open it."""
-
-
-class Tables(Import):
+class Tables(Section):
     """Import your own tables: clicks and, if you have them, queries and ads."""
 
     output: Path
@@ -60,7 +50,7 @@ class Tables(Import):
         return import_tables(self.tables, self.output.absolute(), self.name, self.memory)
 
 
-class Novel(Import):
+class Novel(Section):
     """Make some ads of a dataset novel: they have no clicks in training, only in the test."""
 
     output: Path
@@ -74,7 +64,7 @@ class Novel(Import):
         return make_novel_split(self.dataset, self.output, self.settings)
 
 
-class Judged(Import):
+class Judged(Section):
     """Add judgements to a dataset, such as those of jobs/judge.py.
 
     They replace those of the same query, ad and source.
@@ -91,7 +81,8 @@ class Judged(Import):
         return add_judgements(Dataset(self.dataset), self.table, self.output)
 
 
-IMPORTS: dict[str, type[Import]] = {"tables": Tables, "novel": Novel, "judged": Judged}
+Importer = type[Tables | Novel | Judged]
+IMPORTS: dict[str, Importer] = {"tables": Tables, "novel": Novel, "judged": Judged}
 
 
 def main() -> None:
@@ -103,4 +94,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run_job(main))
+    run_job(main)

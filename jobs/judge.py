@@ -13,7 +13,6 @@ begins anew. At the end it prints what the grades say of the two for the whole s
 
 import json
 import shlex
-import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -26,7 +25,7 @@ from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.store.made_folder import whole_file
 from ramen_ray.errors import shown_path
 from ramen_ray.long_work import logged_progress
-from ramen_ray.orchestration.serve.listening import listening_at
+from ramen_ray.orchestration.serve.settings import listening_at
 
 HERE = "127.0.0.1"
 
@@ -103,4 +102,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run_job(main))
+    run_job(main)

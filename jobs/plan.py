@@ -5,7 +5,6 @@ Example:
 """
 
 import re
-import sys
 from typing import Literal
 
 import psutil
@@ -41,7 +40,7 @@ class PlanSettings(Section):
 
 def main() -> None:
     """Print what each stage needs, and what this machine has."""
-    settings = parse_settings(PlanSettings, str(__doc__))
+    settings = parse_settings(PlanSettings, __doc__)
     queries, ads, *anchors = map(_count, (settings.queries, settings.ads, *settings.anchors))
     texts = settings.tokens_per_text, tuple(anchors), settings.edges_per_node
     sizes = Sizes(queries, ads, queries * settings.clicks_per_query, *texts)
@@ -61,4 +60,4 @@ def _count(text: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(run_job(main))
+    run_job(main)

@@ -10,7 +10,6 @@ the queries, with ad_ids, ads, scores and error.
 """
 
 import shlex
-import sys
 from pathlib import Path
 
 from ramen_ray.command_line import ModelSettings, parse_settings, run_job
@@ -53,10 +52,7 @@ def main() -> None:
         settings.top_k,
         settings.columns.query_text,
         settings.encoding,
-        settings.wanted,
-        settings.min_score,
-        settings.limits,
-        settings.with_columns,
+        settings.params,
         settings.use_gpu,
         settings.gb_per_shard,
     )
@@ -71,4 +67,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run_job(main))
+    run_job(main)

@@ -11,7 +11,6 @@ A run that is no better is not promoted: the exit code is 3 then, and 2 after an
 champion was moved while the two were compared. You can also set the alias by hand in the MLflow UI.
 """
 
-import sys
 from typing import Annotated
 
 import tyro
@@ -79,4 +78,4 @@ def main() -> int | None:
 
 
 if __name__ == "__main__":
-    sys.exit(run_job(main))
+    run_job(main)

@@ -12,16 +12,13 @@ Examples:
 Run the same command again to resume an interrupted search.
 """
 
-import sys
 from typing import Annotated
 
 from tyro.conf import Positional, arg
 
-from ramen_ray.command_line import parse_settings, run_job
+from ramen_ray.command_line import parse_settings, refuse_early, run_job
 from ramen_ray.config import DatasetPath
-from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.long_work import logged_progress
-from ramen_ray.orchestration.run.directory import RunDirectory
 from ramen_ray.orchestration.tune.settings import SEARCHES, RecommendConfig
 from ramen_ray.printed_commands import looking_at, training_command
 
@@ -36,9 +33,7 @@ class JobSettings(RecommendConfig):
 def main() -> None:
     """Parse, search, and print what was found and how to train with it."""
     settings = parse_settings(JobSettings, __doc__)
-    Dataset(settings.dataset)  # or a DatasetError, before what takes seconds
-    if settings.name is not None:
-        RunDirectory.of(settings.output, settings.name, SEARCHES).refuse_taken({})
+    refuse_early(settings, {}, SEARCHES)
     with logged_progress("loading libraries"):
         from ramen_ray.orchestration.tune.recommend import recommend
         from ramen_ray.reports.report_tables import show
@@ -51,4 +46,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run_job(main))
+    run_job(main)

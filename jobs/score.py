@@ -13,7 +13,6 @@ judgements by the source teacher, in place of those of an earlier one.
 """
 
 import shlex
-import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -64,4 +63,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run_job(main))
+    run_job(main)

@@ -20,8 +20,7 @@ from pydantic import Field
 from ramen_ray.command_line import ModelSettings, parse_settings, run_job
 from ramen_ray.config import ConfigError
 from ramen_ray.long_work import logged_progress
-from ramen_ray.orchestration.serve.listening import listening_at
-from ramen_ray.orchestration.serve.settings import ServerSettings
+from ramen_ray.orchestration.serve.settings import ServerSettings, listening_at
 
 if TYPE_CHECKING:
     from ray.serve import Application
@@ -78,7 +77,7 @@ def _serve(
     hold: Callable[[str], "Held"] | None,
 ) -> None:
     with logged_progress("loading libraries"):
-        from ramen_ray.orchestration.serve.connections import server_of
+        from ramen_ray.orchestration.serve.exchanges import server_of
         from ramen_ray.orchestration.serve.server import app_of
     with logged_progress(f"loading {settings.model}"):
         app = app_of(registry, settings.model, settings, hold)
@@ -106,4 +105,4 @@ def application(settings: AnswerSettings) -> "Application":
 
 
 if __name__ == "__main__":
-    sys.exit(run_job(main, SECONDS_TO_END))
+    run_job(main, SECONDS_TO_END)

@@ -15,16 +15,14 @@ Built-in datasets are rdocs, foldoc and debian. --base.kind brings that base's o
 Run the same command again to resume an interrupted run.
 """
 
-import sys
 from importlib import import_module
 from threading import Thread
 from typing import TYPE_CHECKING
 
-from ramen_ray.command_line import parse_with_run_config, run_job
+from ramen_ray.command_line import parse_with_run_config, refuse_early, run_job
 from ramen_ray.config import RunConfig, Section, check_epochs
-from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.errors import shown_path
-from ramen_ray.orchestration.run.directory import RunDirectory, deciding_settings
+from ramen_ray.orchestration.run.directory import deciding_settings
 from ramen_ray.printed_commands import asking, cheaper_than, in_store, training_command
 
 if TYPE_CHECKING:
@@ -53,9 +51,7 @@ def main() -> None:
         print(config.model_dump_json(indent=2))
         return
     check_epochs(config)
-    Dataset(config.dataset)  # or a DatasetError, before what takes seconds
-    if config.name is not None:
-        RunDirectory.of(config.output, config.name).refuse_taken(deciding_settings(config))
+    refuse_early(config, deciding_settings(config))
     from ramen_ray.orchestration.cluster.joining import start_ray  # takes a second
 
     print(f"command: {training_command(config)}{' --with-base' if job.with_base else ''}")
@@ -105,4 +101,4 @@ def _train_beside_base(config: RunConfig) -> "tuple[TrainResult, Metrics]":
 
 
 if __name__ == "__main__":
-    sys.exit(run_job(main))
+    run_job(main)

@@ -11,15 +11,13 @@ Run the same command again to resume a sweep; with a higher --num-samples it get
 Spaces are functions in tune_spaces/.
 """
 
-import sys
 from typing import TYPE_CHECKING
 
-from ramen_ray.command_line import parse_with_run_config, run_job
+from ramen_ray.command_line import parse_with_run_config, refuse_early, run_job
 from ramen_ray.config import ConfigError
-from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.errors import shown_path
 from ramen_ray.long_work import logged_progress
-from ramen_ray.orchestration.run.directory import RunDirectory, deciding_settings
+from ramen_ray.orchestration.run.directory import deciding_settings
 from ramen_ray.orchestration.tune.settings import OF_ONE_CALL, SWEEPS, SweepConfig
 from ramen_ray.printed_commands import in_store, looking_at, training_command
 
@@ -30,10 +28,8 @@ if TYPE_CHECKING:
 def main() -> None:
     """Parse, sweep, and print the results and where to find them."""
     settings, config = parse_with_run_config(SweepConfig(), __doc__)
-    Dataset(config.dataset)  # or a DatasetError, before what takes seconds
-    if config.name is not None:
-        plan = {**deciding_settings(config), **settings.model_dump(exclude=OF_ONE_CALL)}
-        RunDirectory.of(config.output, config.name, SWEEPS).refuse_taken(plan)
+    plan = {**deciding_settings(config), **settings.model_dump(exclude=OF_ONE_CALL)}
+    refuse_early(config, plan, SWEEPS)
     with logged_progress("loading libraries"):
         from ramen_ray.orchestration.tune.sweep import sweep
         from tune_spaces import SPACES
@@ -59,4 +55,4 @@ def trial_line(trial: "TrialRecord", metric: str) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(run_job(main))
+    run_job(main)

@@ -9,21 +9,18 @@ if there is no dataset directory.
 """
 
 import shlex
-import sys
 from dataclasses import asdict
 from pathlib import Path
 
 import tyro
-from rich.console import Console
-from rich.table import Column, Table
-from rich.text import Text
 
 from ramen_ray.command_line import parse_settings, run_job, write_json
 from ramen_ray.config import Section
 from ramen_ray.data.checks.structure import inspect_structure
 from ramen_ray.data.checks.validation import validate
 from ramen_ray.data.store.dataset import Dataset
-from ramen_ray.errors import printable, shown_path
+from ramen_ray.errors import shown_path
+from ramen_ray.reports.report_tables import ReportTable, show
 
 
 class ValidateSettings(Section):
@@ -40,10 +37,8 @@ def main() -> int:
     settings = parse_settings(ValidateSettings, __doc__)
     dataset = Dataset(settings.dataset)
     findings = validate(dataset)
-    counts = Table("table", Column("rows", justify="right"))
-    for table, rows in inspect_structure(dataset)[1].items():
-        counts.add_row(Text(printable(table)), f"{rows:,}")
-    Console().print(counts)
+    counts = inspect_structure(dataset)[1].items()
+    show(ReportTable("", ("table", "rows"), [[table, f"{rows:,}"] for table, rows in counts]))
     for finding in findings:
         print(f"{finding.severity}: {finding}")
     errors = sum(finding.severity == "error" for finding in findings)
@@ -56,4 +51,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(run_job(main))
+    run_job(main)

@@ -18,7 +18,7 @@ from contextlib import contextmanager, redirect_stderr, suppress
 from itertools import dropwhile, takewhile
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
 
 from ramen_ray.errors import LOST, UserError, is_disk_full, no_room_message, printable, redacted
 
@@ -57,11 +57,12 @@ from ramen_ray.config import (
 )
 from ramen_ray.data.store.dataset import Dataset, DatasetError
 from ramen_ray.idle_settings import refuse_idle
-from ramen_ray.orchestration.run.directory import read_run_config
+from ramen_ray.orchestration.run.directory import RUNS, RunDirectory, read_run_config
 from ramen_ray.presets import DEFAULT_PRESET, PRESETS, lambdas, linked_sets, on_dataset, with_base
 from ramen_ray.tracking.addresses import sqlite_uri, tracking_uri
 
 if TYPE_CHECKING:
+    from ramen_ray.orchestration.tune.settings import RecommendConfig
     from ramen_ray.tracking.registry import Registry
 
 BASE_PARTS = ("base.kind", "base.loss")  # they bring constants of other settings with them
@@ -119,8 +120,8 @@ class ModelSettings(StoreSettings):
         return registry
 
 
-def run_job(job: Callable[[], int | None], seconds_to_end: float | None = None) -> int:
-    """Run ``job``, which may return an exit code; a user's error becomes one message and code 2.
+def run_job(job: Callable[[], int | None], seconds_to_end: float | None = None) -> NoReturn:
+    """Run ``job`` and exit by the code that it may return; a user's error is one line and code 2.
 
     So does a full disk, or a file that the system refuses. SIGINT ends the job with code 130,
     SIGTERM with 143; both unwind, so that runs and folders are closed. Threads that do not end in
@@ -135,18 +136,19 @@ def run_job(job: Callable[[], int | None], seconds_to_end: float | None = None) 
             stream.reconfigure(errors="backslashreplace")  # names of files may be any bytes
     with _unwinding_at_signals() as ended_by:
         try:
-            return job() or 0
+            code = job() or 0
         except BrokenPipeError:
-            return _unread()
+            code = _unread()
         except Exception as error:
             message = _what_to_do_about(error)
             if message is None:
                 raise
             text = "\n".join(map(printable, message.split("\n")))
             print(f"error: {text}", file=sys.stderr)  # noqa: T201
+            code = USER_ERROR_CODE
         except KeyboardInterrupt as stop:
-            return _ended_by(ended_by[-1], str(stop), seconds_to_end or SECONDS_TO_END)
-    return USER_ERROR_CODE
+            code = _ended_by(ended_by[-1], str(stop), seconds_to_end or SECONDS_TO_END)
+    sys.exit(code)
 
 
 @contextmanager
@@ -307,6 +309,15 @@ def _with_a_flag_for_each_set(config: RunConfig) -> RunConfig:
     return config.model_copy(
         update={"regularization": config.regularization.model_copy(update=weights)}
     )
+
+
+def refuse_early(
+    config: "RunConfig | RecommendConfig", plan: Mapping[str, Any], kind: str = RUNS
+) -> None:
+    """Raise a DatasetError or RunError that is known before libraries are loaded, in seconds."""
+    Dataset(config.dataset)
+    if config.name is not None:
+        RunDirectory.of(config.output, config.name, kind).refuse_taken(plan)
 
 
 @contextmanager

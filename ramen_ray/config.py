@@ -457,7 +457,17 @@ class FilterSettings(Section):
     """Columns whose values are given with each ad, as in market seller."""
 
     @property
-    def limits(self) -> dict[str, int]:
+    def params(self) -> dict[str, Any]:
+        """What a request may set of its answers; a ConfigError if a word is not as it must be."""
+        return {
+            "filter": self._wanted,
+            "min_score": self.min_score,
+            "at_most": self._limits,
+            "columns": self.with_columns,
+        }
+
+    @property
+    def _limits(self) -> dict[str, int]:
         """How many ads may have one value, by column; a ConfigError if one is not COLUMN=NUMBER."""
         limits = {}
         for word in self.at_most:
@@ -468,7 +478,7 @@ class FilterSettings(Section):
         return limits
 
     @property
-    def wanted(self) -> dict[str, list[str]]:
+    def _wanted(self) -> dict[str, list[str]]:
         """The values to filter by, by column; a ConfigError if one is not COLUMN=VALUE."""
         values: dict[str, list[str]] = {}
         for word in self.filter:

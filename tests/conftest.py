@@ -475,9 +475,10 @@ def run_here(monkeypatch, capsys) -> Callable[..., tuple[int, str]]:
 
     def call(job, *arguments):
         monkeypatch.setattr(sys, "argv", ["job.py", *map(str, arguments)])
-        code = run_job(job.main)
+        with pytest.raises(SystemExit) as ended:
+            run_job(job.main)
         said = capsys.readouterr()
-        return code, said.out + said.err
+        return ended.value.code, said.out + said.err
 
     return call
 

@@ -15,7 +15,7 @@ from starlette.applications import Starlette
 from support import PATIENCE_S, with_tables
 
 from ramen_ray.data.store.dataset import Dataset
-from ramen_ray.orchestration.serve.connections import server_of
+from ramen_ray.orchestration.serve.exchanges import server_of
 
 AS_JSON = {"Content-Type": "application/json"}
 

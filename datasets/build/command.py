@@ -1,6 +1,5 @@
 """The command line that all recipes have."""
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -26,4 +25,4 @@ def run_recipe(build: Callable[[Path, Path], Dataset], description: str | None) 
         dataset = build(recipe.source, recipe.output)
         print(f"wrote {dataset.name} to {dataset.path}")
 
-    sys.exit(run_job(job))
+    run_job(job)

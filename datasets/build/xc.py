@@ -8,7 +8,6 @@ into seen and novel ads. An export has the layout of OAK, and validation queries
 import reads back. All texts are in memory at once.
 """
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -209,4 +208,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run_job(main))
+    run_job(main)

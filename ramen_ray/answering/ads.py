@@ -107,8 +107,8 @@ class Ads:
         errors: Sequence[str | None],
         rows: Int64s,
         scores: NDArray[np.float32],
-        doubts: Sequence[str | None] | None = None,
-        columns: Sequence[str] = (),
+        doubts: Sequence[str | None],
+        columns: Sequence[str],
     ) -> pa.Table:
         """Return ANSWERS, one per query, from the ``rows`` (n, k) of the n without an error.
 
@@ -122,14 +122,17 @@ class Ads:
         ad_rows = pa.array(rows[is_ad])
         flat = [self.ids.take(ad_rows), self.texts.take(ad_rows), pa.array(scores[is_ad])]
         lists = [pa.ListArray.from_arrays(ends, column) for column in flat]
-        told = iter(doubts or [None] * len(rows))
+        told = iter(doubts)
         beside = [None if error else next(told) for error in errors], errors
         texts = [pa.array(column, pa.string()) for column in beside]
         answers = pa.table([*lists, *texts], ANSWERS.names).cast(ANSWERS)
         if not columns:
             return answers
-        values = [self._values_at(name, rows[is_ad]) for name in columns]
-        of_ads = [pa.ListArray.from_arrays(ends, column) for column in values]
+        of_ads = []
+        for name in columns:
+            codes = self.columns[name][1][rows[is_ad]]
+            values = self._values[name].take(pa.array(codes, mask=codes < 0))
+            of_ads.append(pa.ListArray.from_arrays(ends, values))
         place = answers.num_columns - 1
         return answers.add_column(place, COLUMNS, pa.StructArray.from_arrays(of_ads, [*columns]))
 
@@ -140,10 +143,6 @@ class Ads:
             lengths = np.append(pc.binary_length(self._values[name]), 0)
             total += (lengths[self.columns[name][1][rows]] + BYTES_BESIDE_TEXTS).sum()
         return int(total)
-
-    def _values_at(self, name: str, rows: Int64s) -> pa.Array:
-        codes = self.columns[name][1][rows]
-        return self._values[name].take(pa.array(codes, mask=codes < 0))
 
     def topk_with_limits(
         self,

@@ -16,7 +16,7 @@ from optuna.trial import create_trial
 
 from ramen_ray.method.metrics.comparison import Difference, in_points
 from ramen_ray.method.metrics.ranking import HEADLINES
-from ramen_ray.reports.report_tables import ReportTable, as_markdown
+from ramen_ray.reports.report_tables import ReportTable
 
 TRIALS_FILE = "trials.csv"
 BEST_FILE = "best_command.txt"
@@ -76,8 +76,8 @@ def write_sweep_report(
     return dict(optuna.importance.get_param_importances(study, evaluator=evaluator))
 
 
-def trials_table(trials: Sequence[TrialRecord], metric: str) -> str:
-    """Say in Markdown how the best of trials, best first, have ended."""
+def trials_table(trials: Sequence[TrialRecord], metric: str) -> ReportTable:
+    """Lay out how the best of trials, best first, have ended."""
     rows = []
     for trial in trials[:MOST_DESCRIBED]:
         value = "–" if trial.value is None else f"{100 * trial.value:.2f}"
@@ -87,9 +87,8 @@ def trials_table(trials: Sequence[TrialRecord], metric: str) -> str:
         ]
         rows.append([trial.name, value, trial.end, ", ".join(tried)])
     columns = ("trial", metric, "ended", "settings")
-    table = as_markdown(ReportTable("", columns, rows, text_columns=4))
-    rest = len(trials) - MOST_DESCRIBED
-    return f"{table}\n\nand {rest} more in {TRIALS_FILE}" if rest > 0 else table
+    title = f"The best of {len(trials)} trials; all are in {TRIALS_FILE}"
+    return ReportTable(title, columns, rows, text_columns=4)
 
 
 def _study(trials: Sequence[TrialRecord]) -> optuna.Study:

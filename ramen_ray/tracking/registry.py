@@ -129,14 +129,11 @@ class Registry:
                 key=lambda child: (child.info.run_id != winner, -_validated(child, metric)),
             )
             for run in [parent, *best_first]:
-                outputs = run.outputs.model_outputs if run.outputs else []
-                models = [self.client.get_logged_model(output.model_id) for output in outputs]
-                ready = [
-                    model for model in models if model.name == NAME and model.status == "READY"
-                ]
-                if ready:
-                    latest = max(ready, key=lambda model: model.creation_timestamp)
-                    return run.info.run_id, latest.model_id
+                logged_by = run.info.run_id
+                by_run = f"source_run_id = '{logged_by}' and name = '{NAME}'"
+                for model in self.client.search_logged_models([experiment], by_run):  # latest first
+                    if model.status == "READY":
+                        return logged_by, model.model_id
         raise RegistryError(
             f"the MLflow run {run_id} has no retriever, nor has a finished run below it; did it "
             f"finish?"

@@ -77,23 +77,18 @@ class Run:
         training = InputTag("mlflow.data.context", "training")
         self.client.log_inputs(self.id, [DatasetInput(dataset, [training])])
 
-    @property
-    def registered_as(self) -> list[str]:
-        """Links, in Markdown, to the versions of models that are registered from a sweep's runs."""
-        tags = self.client.get_run(self.id).data.tags
-        return [tags[REGISTERED_TAG]] if REGISTERED_TAG in tags else []
-
     def add_registered(self, name: str, version: str) -> None:
-        """Add a link to a version of a model to the description, and keep it for later ones."""
+        """Let the description, and later ones, begin with a link to a version of a model."""
         link = f"Registered: [{name} version {version}](#/models/{name}/versions/{version})"
         described = self.client.get_run(self.id).data.tags.get(DESCRIPTION_TAG, "")
         if link not in described:
             self.client.set_tag(self.id, REGISTERED_TAG, link)
-            self.describe(f"{link}\n\n{described}")
+            self.describe(described)
 
     def describe(self, text: str) -> None:
         """Set the run's description, Markdown, which the UI shows first."""
-        self.client.set_tag(self.id, DESCRIPTION_TAG, text)
+        registered = self.client.get_run(self.id).data.tags.get(REGISTERED_TAG, "")
+        self.client.set_tag(self.id, DESCRIPTION_TAG, f"{registered}\n\n{text}".lstrip())
 
     def log_metrics(
         self, metrics: Mapping[str, float], step: int = 0, model_id: str | None = None

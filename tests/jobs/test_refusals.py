@@ -165,8 +165,11 @@ for line in lines:
         continue
     job, *words = command.split()
     sys.argv = [job, *words]
-    with contextlib.redirect_stderr(io.StringIO()) as said:
-        code = run_job(importlib.import_module(f"jobs.{job}").main)
+    try:
+        with contextlib.redirect_stderr(io.StringIO()) as said:
+            run_job(importlib.import_module(f"jobs.{job}").main)
+    except SystemExit as ended:
+        code = ended.code
     _, error = said.getvalue().split("error: ")
     is_one_line = all(finding.startswith("  - ") for finding in error.splitlines()[1:])
     loaded = {"faiss", "mlflow", "ray", "torch", "transformers"} & sys.modules.keys()

@@ -120,8 +120,8 @@ def test_a_run_s_list_and_description_show_figures_and_what_was_registered(run):
     for _ in range(2):
         run.add_registered("shop", "3")
     described = run.client.get_run(run.id).data.tags[DESCRIPTION_TAG]
-    assert described == f"{run.registered_as[0]}\n\na table"
-    assert "(#/models/shop/versions/3)" in described
+    link = "Registered: [shop version 3](#/models/shop/versions/3)"
+    assert described == f"{link}\n\na table"
 
 
 def test_figures_are_kept_while_the_server_is_gone(run, tmp_path, monkeypatch, caplog):

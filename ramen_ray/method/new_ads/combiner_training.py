@@ -8,7 +8,6 @@ D width of a vector, S seen ads, by whose rows ads are numbered.
 """
 
 from collections.abc import Callable
-from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,8 +31,8 @@ from ramen_ray.method.distributed import (
 from ramen_ray.method.model.dual_encoder import CLASSIFIER_FOLDER, TextEmbeddings
 from ramen_ray.method.model.heads import Classifiers
 from ramen_ray.method.model.texts import TokenBatch
-from ramen_ray.method.new_ads.neighbours import Lookup, Ranked, SeenAds
-from ramen_ray.method.new_ads.representation import WEIGHTS_FILE, CombinedAds, Combiner
+from ramen_ray.method.new_ads.neighbours import Ranked, SeenAds
+from ramen_ray.method.new_ads.representation import WEIGHTS_FILE, Combiner
 from ramen_ray.method.objectives.terms import CLASSIFIERS
 from ramen_ray.method.retrieval.search import drop_filtered
 from ramen_ray.method.sampling.batches import SamplingSources
@@ -80,11 +79,6 @@ class CombinerModel(nn.Module):
         self.combiner.load_state_dict(load_file(folder / WEIGHTS_FILE))
         saved = Classifiers.open(folder / CLASSIFIER_FOLDER)
         self.classifiers.vectors.copy_(saved.vectors)
-
-    def combined_ads(self, seen: SeenAds, lookup: Lookup) -> CombinedAds:
-        """Return the representation of ads by what has been trained, on the CPU."""
-        seen.classifiers = self.classifiers.vectors.detach().cpu().numpy()
-        return CombinedAds(deepcopy(self.combiner).cpu().eval(), seen, lookup)
 
 
 def _sum_gradient(parameter: Tensor) -> None:

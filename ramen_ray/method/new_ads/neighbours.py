@@ -93,12 +93,6 @@ def best(rows: Int64s, scores: NDArray[Any], count: int) -> Ranked:
     return Ranked(np.where(np.isfinite(scores), rows, -1), scores)
 
 
-def refine(near: Ranked, vectors: Vectors, classifiers: Vectors, threshold: float) -> Ranked:
-    """Keep the neighbours whose classifiers w score ``vectors`` (n, D) above τ, best first."""
-    scores = similarities(vectors, classifiers, near.rows).round(DECIMALS)
-    return best(near.rows, np.where(scores > threshold, scores, -np.inf), near.rows.shape[1])
-
-
 def find_neighbours(
     seen: SeenAds, lookup: Lookup, embeddings: Vectors, own_rows: Int64s | None = None
 ) -> Int64s:
@@ -109,8 +103,9 @@ def find_neighbours(
     count = lookup.neighbours
     if lookup.threshold is None:
         return seen.nearest(embeddings, count, own_rows).rows
-    near = seen.nearest(embeddings, max(lookup.shortlist, count), own_rows)
-    return refine(near, embeddings, seen.classifiers, lookup.threshold).rows[:, :count]
+    near = seen.nearest(embeddings, max(lookup.shortlist, count), own_rows).rows
+    scores = similarities(embeddings, seen.classifiers, near).round(DECIMALS)
+    return best(near, np.where(scores > lookup.threshold, scores, -np.inf), count).rows
 
 
 def clicked_together(clicks: Csr, embeddings: Vectors, count: int) -> Ranked:

@@ -149,7 +149,7 @@ def compare(
     ]
     by_all = list(map(ground_truth.measure, whole))
     everything = "all of these queries, with all ads that each has"
-    comparisons.append(_compared(everything, by_all, pieces))
+    comparisons.append(_compared(everything, by_all, pieces, np.ones_like(seen)))
     of_new = ground_truth.among(has[0] & ~has[1])
     asks_new = (np.diff(of_new.truth.indptr) > 0) & ~seen
     if asks_new.any():
@@ -191,7 +191,7 @@ def _by_novelty(
             "one of them was trained on all of the test queries; --test names a dataset with others"
         )
     if not seen.any():
-        return [_compared(queries, measured, pieces)]
+        return [_compared(queries, measured, pieces, ~seen)]
     others = f"{int(seen.sum()):,} that one of the two was trained on"
     return [
         _compared(f"{queries}, that neither was trained on", measured, pieces, ~seen),
@@ -200,12 +200,9 @@ def _by_novelty(
 
 
 def _compared(
-    queries: str,
-    measured: list[dict[str, PerQuery]],
-    pieces: Int64s,
-    flags: Booleans | slice = slice(None),
+    queries: str, measured: list[dict[str, PerQuery]], pieces: Int64s, flags: Booleans
 ) -> Compared:
-    """Compare what candidate and champion get on the queries that are flagged, or on all."""
+    """Compare what candidate and champion get on the queries that are flagged."""
     flagged = (
         {name: (gained[flags], possible[flags]) for name, (gained, possible) in metrics.items()}
         for metrics in measured

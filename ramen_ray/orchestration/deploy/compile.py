@@ -13,7 +13,7 @@ from ramen_ray.method.metrics.comparison import Difference, in_points, paired_di
 from ramen_ray.method.metrics.ranking import ratios
 from ramen_ray.method.retrieval.retriever_folder import compile_retriever
 from ramen_ray.orchestration.deploy.comparing import Answering, open_test_queries
-from ramen_ray.orchestration.deploy.copies import log_copy, take_place
+from ramen_ray.orchestration.deploy.retrievers import log_copy, take_place
 from ramen_ray.tracking.registry import Registry
 from ramen_ray.tracking.runs import Run
 

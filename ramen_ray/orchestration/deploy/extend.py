@@ -12,7 +12,7 @@ from ramen_ray.method.retrieval.retriever_folder import (
     known_ads,
     write_ads,
 )
-from ramen_ray.orchestration.deploy.copies import log_copy, take_place
+from ramen_ray.orchestration.deploy.retrievers import log_copy, take_place
 from ramen_ray.tracking.registry import Registry
 
 EXAMPLE_ADS = 2

@@ -7,7 +7,7 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from ramen_ray.answering.retriever import INDEX, QUERIES_PER_ANSWER
 from ramen_ray.config import ConfigError
 from ramen_ray.data.store.made_folder import owned_folder, read_json, write_json
 from ramen_ray.data.store.same_texts import is_utf8
+from ramen_ray.errors import DatasetError
 from ramen_ray.method.model.dual_encoder import ENCODER_FOLDER
 from ramen_ray.method.retrieval.shards import HeldShard, IndexShard, index_shards, search_of
 from ramen_ray.orchestration.cluster.joining import ClusterError, start_ray
@@ -47,7 +48,6 @@ from ramen_ray.orchestration.deploy.prediction_files import (
     Asked,
     Partition,
     as_parquet,
-    changed,
     identity_of,
     partitions,
     query_files,
@@ -61,8 +61,6 @@ MADE_FILE = ".queries.parquet"
 """In the folder of the answers until all is answered: the rows of a table that is not parquet."""
 CALL_FILE = ".call.json"
 """In the same folder: what decides the answers."""
-PARAMS = ("top_k", "filter", "min_score", "at_most", "columns")  # of each request
-WHERE = ("queries", "use_gpu", "gb_per_shard")  # fields of Asked that do not decide the answers
 BYTES_PER_PROCESS = 1 << 30
 """Memory of a process that answers, besides the files that it reads."""
 RESTARTED = {"max_restarts": -1, "max_task_retries": MAX_ATTEMPTS}  # on other machines, too
@@ -115,11 +113,12 @@ def predict(registry: Registry, model_uri: str, asked: Asked, output: Path) -> A
     with directory.locked(), owned_folder(output) as aside:
         folder = registry.download(retriever.uri, aside / "retriever")
         identity = identity_of(files)
-        decides = {name: value for name, value in asdict(asked).items() if name not in WHERE}
-        _note_call(output, {"model": retriever.uri, **decides, "queries": identity})
+        decides = {"model": retriever.uri, "queries": identity, "top_k": asked.top_k}
+        decides |= {"column": asked.column, "encoding": asked.encoding, **asked.params}
+        _note_call(output, decides)
         made = output / MADE_FILE
         pieces = partitions(as_parquet(asked, files, made, aside))
-        answers = Answers(output, aside, pieces, asked.columns)
+        answers = Answers(output, aside, pieces, asked.params.get("columns", ()))
         work = Work(asked, answers, folder)
         counts = answers.counts()
         missing = [number for number, part in enumerate(counts) if part is None]
@@ -134,7 +133,10 @@ def predict(registry: Registry, model_uri: str, asked: Asked, output: Path) -> A
                 _answer(work, missing, num_gpus)
             counts = answers.counts()
         if identity_of(query_files(asked)) != identity:
-            raise changed(asked.queries)
+            raise DatasetError(
+                f"{asked.queries} has changed since this call began; run it again, with another "
+                f"folder for the answers"
+            )
         whole = [part for part in counts if part is not None]
         if len(whole) < len(pieces):
             raise ClusterError(f"parts in {output} were changed meanwhile; run this again")
@@ -225,17 +227,15 @@ class Answer:
         self.shards = shards
         self.retriever: Any = None
 
-    def _load(self) -> Any:
-        shards = [partial(_search, shard) for shard in self.shards]
-        options: dict[str, Any] = {"search": search_of(shards)} if shards else {}
-        return open_retriever(self.work.retriever, **options)
-
     def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
         """Write the answers of a partition."""
         answers = self.work.answers
         partition = answers.partitions[row["partition"]]
         with limited_attempts(answers.aside, partition.name):
-            self.retriever = self.retriever or self._load()
+            if self.retriever is None:
+                shards = [partial(_search, shard) for shard in self.shards]
+                options: dict[str, Any] = {"search": search_of(shards)} if shards else {}
+                self.retriever = open_retriever(self.work.retriever, **options)
             answers.write(row["partition"], self._answered(partition))
         return row
 
@@ -264,7 +264,7 @@ class Answer:
 
     def _ask_together(self, texts: Sequence[Any]) -> pa.Table:
         """Answer queries by one request, or by halves if they are too much for one."""
-        params = {name: getattr(self.work.asked, name) for name in PARAMS}
+        params = {"top_k": self.work.asked.top_k, **self.work.asked.params}
         try:
             return ask(self.retriever, texts, params)
         except RegistryError:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -38,12 +39,8 @@ class Asked:
     top_k: int  # most ads of a query
     column: str = "text"  # with the queries' texts
     encoding: str = "utf-8"  # of text files
-    # by column, the values that ads may have
-    filter: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    min_score: float | None = None  # the lowest score of an ad
-    # by column, how many of a query's ads may have one value of it
-    at_most: Mapping[str, int] = field(default_factory=dict)
-    columns: Sequence[str] = ()  # those whose values are written with each ad
+    # what else each request sets of its answers; see :meth:`Retriever.answer`
+    params: Mapping[str, Any] = field(default_factory=dict)
     # wait for a machine with GPUs; else GPUs are used only if the cluster has some now
     use_gpu: bool = False
     # GB of a retriever that one process holds; a larger one is cut into shards
@@ -99,25 +96,12 @@ def as_parquet(
     return made
 
 
-def changed(queries: str) -> DatasetError:
-    """Return the exception that says that a file or table of queries has changed."""
-    return DatasetError(
-        f"{queries} has changed since this call began; run it again, with another folder for the"
-        " answers"
-    )
-
-
-Stamp = tuple[int | None, int | None]
-"""A file's size, and when it was changed last, in ns; None if it is gone."""
-
-
 @dataclass(frozen=True)
 class Partition:
     """Rows ``start`` to ``stop`` of a row group of a parquet file."""
 
     filesystem: FileSystem
     path: str
-    stamp: Stamp  # of the file, as it was when the call began
     schema: pa.Schema
     group: int
     start: int
@@ -129,9 +113,8 @@ class Partition:
         return f"{self.path}, row group {self.group}, rows from {self.start}"
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Yield the rows batch by batch; a DatasetError if the file is another by their end."""
+        """Yield the rows batch by batch; a DatasetError if they cannot be read."""
         first = 0
-        self._check()
         try:
             with open_parquet(self.path, self.filesystem) as parquet:
                 for rows in parquet.iter_batches(QUERIES_PER_BATCH, row_groups=[self.group]):
@@ -144,37 +127,26 @@ class Partition:
                         break
         except (pa.ArrowException, OSError, ValueError) as error:
             raise DatasetError(f"{self.name}: cannot be read: {first_line_of(error)}") from error
-        self._check()
-
-    def _check(self) -> None:
-        if _stamp_of(self.filesystem, self.path) != self.stamp:
-            raise changed(self.path)
 
 
 def partitions(files: Mapping[str, FileSystem]) -> list[Partition]:
     """Cut the row groups of parquet files, on their file systems, into partitions."""
 
-    def stamp_and_footer(path: str) -> tuple[Stamp, pq.FileMetaData]:
-        stamp = _stamp_of(files[path], path)
+    def footer_of(path: str) -> pq.FileMetaData:
         with open_parquet(path, files[path]) as parquet:
-            return stamp, parquet.metadata
+            return parquet.metadata
 
     with ThreadPoolExecutor() as threads:
-        looked = dict(zip(files, threads.map(stamp_and_footer, files), strict=True))
+        footers = dict(zip(files, threads.map(footer_of, files), strict=True))
     return [
-        Partition(files[path], path, stamp, schema, group, start, min(stop, num_rows))
-        for path, (stamp, footer) in looked.items()
+        Partition(files[path], path, schema, group, start, min(stop, num_rows))
+        for path, footer in footers.items()
         for schema in [footer.schema.to_arrow_schema()]
         for group in range(footer.num_row_groups)
         for num_rows in [footer.row_group(group).num_rows]
         for start in range(0, max(num_rows, 1), QUERIES_PER_PARTITION)
         for stop in [start + QUERIES_PER_PARTITION]
     ]
-
-
-def _stamp_of(filesystem: FileSystem, path: str) -> Stamp:
-    info = filesystem.get_file_info(path)
-    return info.size, info.mtime_ns
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ A folder has DRAWN, what was drawn; a file of JSON lines for each judge, to whic
 added before the next is asked; and JUDGEMENTS, a table for jobs/ingest.py.
 """
 
-import json
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from pydantic import BaseModel, Field
 from ramen_ray.data.findings import FaultKind, Tallies, raise_errors
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.store.judgements import Judgements
-from ramen_ray.data.store.made_folder import whole_file
+from ramen_ray.data.store.made_folder import read_json, whole_file, write_json
 from ramen_ray.errors import UserError
 from ramen_ray.method.metrics.comparison import Difference, paired_differences
 from ramen_ray.method.metrics.drawn import drawn_places, inclusion, kappa, weighed
@@ -89,8 +88,7 @@ class Judging:
         sides = [Answering.load(registry, uri) for uri in uris]
         content = {"made_from": made_from, **_drawn(sides, dataset, **how)}
         folder.mkdir(parents=True, exist_ok=True)
-        with whole_file(folder / DRAWN) as aside:
-            aside.write_text(json.dumps(content), encoding="utf-8")
+        write_json(folder / DRAWN, content)
         return judging
 
     @cached_property
@@ -98,7 +96,7 @@ class Judging:
         """What was drawn: ``queries`` with texts and answers, and the ``pairs`` in their order."""
         file = self.folder / DRAWN
         try:
-            content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+            content: dict[str, Any] = read_json(file)
         except ValueError:
             content = {}
         if not isinstance(content, dict) or content.keys() != {"made_from", "queries", "pairs"}:

@@ -13,8 +13,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from ramen_ray.orchestration.judge.judging import GUIDELINE, Judging
-from ramen_ray.orchestration.serve.connections import JSON, server_of
-from ramen_ray.orchestration.serve.exchanges import Bodies
+from ramen_ray.orchestration.serve.exchanges import JSON, Bodies, server_of
 
 PAGE = Path(__file__).with_name("page.html")
 LOOPBACK = ["127.0.0.1", "localhost"]

@@ -1,5 +1,6 @@
 """What every worker of a combiner does: build its parts, train them, and evaluate them."""
 
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -192,11 +193,11 @@ class CombinerSetup(Setup[CombinerModel]):
         return Clusters(array_from_first_worker(rows), count)
 
     def combined_ads(self, model: CombinerModel) -> CombinedAds:
-        """Return the representation of ads by what has been trained."""
+        """Return the representation of ads by what has been trained, on the CPU."""
         combiner = self.settings.combiner
-        return model.combined_ads(
-            self.seen, Lookup(combiner.neighbours, combiner.shortlist, self.variant.threshold)
-        )
+        lookup = Lookup(combiner.neighbours, combiner.shortlist, self.variant.threshold)
+        self.seen.classifiers = model.classifiers.vectors.detach().cpu().numpy()
+        return CombinedAds(deepcopy(model.combiner).cpu().eval(), self.seen, lookup)
 
 
 def identity_of(folder: Path) -> dict[str, str]:

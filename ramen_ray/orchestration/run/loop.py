@@ -41,6 +41,7 @@ from ramen_ray.tracking.runs import Run, prefixed
 STEPS_PER_LOG = 50
 STEPS_PER_QUESTION = 10  # whether a machine leaves: all workers wait for each other to answer it
 IS_LAST = "is_last"  # in what is reported: whether the training ends here
+SHARE_DONE = "share_done"  # and the share of it that is done
 NOT_VALIDATED = -1.0  # the score of a model that was not validated: below all others
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -284,6 +285,7 @@ def write_checkpoint(training: Training[Model], metrics: dict[str, float]) -> No
         "step": state.step,
         "epoch": epoch,
         IS_LAST: training.is_over,
+        SHARE_DONE: state.step / setup.plan.total_steps,
         SCORE: score,
         "trained_seconds": training.progress.trained_seconds,
         **prefixed(VALIDATION, metrics),

@@ -1,4 +1,4 @@
-"""Requests with their answers: each is named, counted, and logged where that is asked for."""
+"""Requests with their answers: how many, large and slow they may be; each is counted and logged."""
 
 import asyncio
 import json
@@ -10,16 +10,23 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import uvicorn
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from ramen_ray.orchestration.serve.connections import BusyError
+from ramen_ray.errors import UserError
 from ramen_ray.orchestration.serve.figures import Figures
 from ramen_ray.orchestration.serve.settings import Log
 
+MOST_CONNECTIONS = 400
+EXCHANGE_S = 90.0
+SECONDS_FOR_ANSWERS = 4  # that are on their way when the server is stopped
+RETRY = {"Retry-After": "1"}
+JSON = "application/json"
 MAX_BODY_BYTES = 16_000_000  # of two million characters, of which each may take six bytes or more
 MOST_BODY_BYTES = 64_000_000  # of all that are read or wait
 BODY_S = 20.0
@@ -27,6 +34,13 @@ INVOCATIONS = "/invocations"
 ID = re.compile(r"[\w.:-]{1,64}", re.ASCII)
 
 logger = logging.getLogger(__name__)
+
+
+class BusyError(UserError):
+    """Too much waits, or what would answer is away for a moment."""
+
+    def __init__(self, why: str = "too many requests wait") -> None:
+        super().__init__(why)
 
 
 class Exchanges:
@@ -108,3 +122,48 @@ class Bodies:
             yield bytes(body)
         finally:
             self._num_bytes -= num_bytes
+
+
+class LimitedConnection(H11Protocol):
+    """A connection that is cut if a request with its answer, sent and read, takes EXCHANGE_S.
+
+    Beyond MOST_CONNECTIONS requests are refused, and beyond twice as many, connections.
+    """
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begin the time of the first request."""
+        super().connection_made(transport)
+        self._cut = self.loop.call_later(EXCHANGE_S, transport.abort)
+        if len(self.connections) > MOST_CONNECTIONS:
+            self.app = _refuse
+        if len(self.connections) > 2 * MOST_CONNECTIONS:
+            transport.abort()
+
+    def on_response_complete(self) -> None:
+        """Begin the time of the next request."""
+        self._cut.cancel()
+        self._cut = self.loop.call_later(EXCHANGE_S, self.transport.abort)
+        super().on_response_complete()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End the time."""
+        self._cut.cancel()
+        super().connection_lost(exc)
+
+
+async def _refuse(scope: Scope, receive: Receive, send: Send) -> None:
+    why = b'{"error": "there are too many connections"}'
+    response = Response(why, 503, RETRY | {"Connection": "close"}, JSON)
+    await response(scope, receive, send)
+
+
+def server_of(app: ASGIApp) -> uvicorn.Server:
+    """Make the server of an application, which logs its faults itself."""
+    config = uvicorn.Config(
+        app,
+        http=LimitedConnection,
+        ws="none",
+        log_level="critical",
+        timeout_graceful_shutdown=SECONDS_FOR_ANSWERS,
+    )
+    return uvicorn.Server(config)

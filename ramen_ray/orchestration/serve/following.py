@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from ramen_ray.errors import first_line_of
-from ramen_ray.orchestration.serve.connections import BusyError
+from ramen_ray.orchestration.serve.exchanges import BusyError
 from ramen_ray.orchestration.serve.figures import Figures
 from ramen_ray.orchestration.serve.held import Held
 from ramen_ray.tracking.addresses import TrackingError

@@ -1,21 +1,72 @@
-"""A retriever that is held in memory: it answers requests together, as JSON."""
+"""Requests, and a retriever that is held in memory: it answers them together, as JSON."""
 
 import ctypes
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Annotated, Any
 
 import pyarrow as pa
+from pydantic import BaseModel, Field, ValidationError
 
-from ramen_ray.orchestration.serve.asked import Asked
-from ramen_ray.tracking.registry import Registry, ask, ask_once
+from ramen_ray.answering.encoding import Embeddings
+from ramen_ray.answering.requests import MAX_QUERIES
+from ramen_ray.tracking.registry import MOST_SAID, Registry, RegistryError, ask, ask_once
 
-if TYPE_CHECKING:
-    from ramen_ray.answering.encoding import Embeddings
-
+MOST_VALUES = 20 * MAX_QUERIES
+ADVICE = 'post {"inputs": ["a query"]} as JSON to /invocations'
 ROWS_AT_ONCE = 64  # that are spelt out while other threads wait
 RELEASED_EVERY_S = 5.0
+
+
+class Params(BaseModel, extra="forbid", frozen=True):
+    """What a request may set of its answers; the retriever checks the values."""
+
+    top_k: Any = None
+    filter: Any = None
+    min_score: Any = None
+    at_most: Any = None
+    columns: Any = None
+
+
+class Asked(BaseModel, extra="forbid"):
+    """A request."""
+
+    inputs: Annotated[list[Any], Field(max_length=MAX_QUERIES)]
+    params: Params = Params()
+
+    @property
+    def num_answers(self) -> int:
+        """Return how many ads are asked for, as far as can be told before it is checked."""
+        top_k = self.params.top_k
+        return len(self.inputs) * (top_k if isinstance(top_k, int) else 10)
+
+
+def asked_by(body: bytes) -> Asked:
+    """Read a request, or raise a RegistryError.
+
+    The interpreter does nothing else while JSON is read, so it may not have too many values.
+    """
+    try:
+        text = body.decode()
+        if _num_values(text) > MOST_VALUES:
+            raise RegistryError(f"the request has more than {MOST_VALUES} values; {ADVICE}")
+        return Asked.model_validate(json.loads(text))
+    except ValidationError as error:
+        fault = error.errors(include_url=False, include_input=False)[0]
+        place = ".".join(map(str, fault["loc"]))[:MOST_SAID]
+        raise RegistryError(f"{fault['msg']}: {place or 'the request'}; {ADVICE}") from None
+    except (ValueError, RecursionError) as error:
+        raise RegistryError(f"the body is no JSON ({error}); {ADVICE}") from None
+
+
+def _num_values(text: str) -> int:
+    """Count commas outside of strings, or all strings if they are too many."""
+    plain = text.replace("\\\\", "").replace('\\"', "")
+    num_strings = plain.count('"') // 2
+    if num_strings > MOST_VALUES:
+        return num_strings
+    return sum(part.count(",") for part in plain.split('"')[::2])
 
 
 @dataclass
@@ -55,7 +106,7 @@ class Held:
         """Return the number and the columns of its ads."""
         return self.num_ads, self.columns
 
-    def embed(self, texts: Sequence[str]) -> "Embeddings":
+    def embed(self, texts: Sequence[str]) -> Embeddings:
         """Return unit-norm vectors (texts, D)."""
         return self._retriever.embed(texts)
 

@@ -22,20 +22,25 @@ from ray.serve.exceptions import DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 from starlette.applications import Starlette
 
+from ramen_ray.answering.encoding import Embeddings
 from ramen_ray.data.store.made_folder import owned_folder
 from ramen_ray.errors import first_line_of
 from ramen_ray.long_work import logged_progress
 from ramen_ray.orchestration.cluster.joining import start_ray
 from ramen_ray.orchestration.cluster.resources import find_room
-from ramen_ray.orchestration.serve.asked import Asked
-from ramen_ray.orchestration.serve.connections import MOST_CONNECTIONS, BusyError
-from ramen_ray.orchestration.serve.held import RELEASED_EVERY_S, Batch, Held, release_memory
+from ramen_ray.orchestration.serve.exchanges import MOST_CONNECTIONS, BusyError
+from ramen_ray.orchestration.serve.held import (
+    RELEASED_EVERY_S,
+    Asked,
+    Batch,
+    Held,
+    release_memory,
+)
 from ramen_ray.orchestration.serve.server import app_of
 from ramen_ray.orchestration.serve.settings import ServerSettings
 from ramen_ray.tracking.registry import Registry
 
 if TYPE_CHECKING:
-    from ramen_ray.answering.encoding import Embeddings
     from ramen_ray.method.retrieval.shards import HeldShard
 
 LOADS_WITHIN_S = 120.0  # or it is asked again later
@@ -49,7 +54,7 @@ logger = logging.getLogger(__name__)
 
 
 class Replica:
-    """Holds the version that was asked last, and the one that was loaded last."""
+    """Holds the two versions that were loaded or asked last, and answers while it loads one."""
 
     def __init__(self, store: str, hold: Callable[..., Any], *shards: DeploymentHandle) -> None:
         """Load versions by ``hold``, which gets the registry, a URI and the shards."""
@@ -57,8 +62,6 @@ class Replica:
         self._registry = Registry(store)
         self._hold = hold
         self._shards = shards
-        self._held = dict[str, Any]()
-        self._loading = asyncio.Lock()
 
     async def reconfigure(self, model_uri: str) -> None:
         """Load the version that a URI names now, before the replica is asked for the first time."""
@@ -71,21 +74,18 @@ class Replica:
         """Give memory back; Ray Serve calls this every ``RELEASED_EVERY_S``."""
         await asyncio.to_thread(release_memory)
 
+    @serve.multiplexed(max_num_models_per_replica=2)
+    async def _held(self, uri: str) -> Any:
+        return await asyncio.to_thread(self._hold, self._registry, uri, *self._shards)
+
     async def load(self, uri: str) -> None:
         """Load a version, if it is not held."""
-        if uri not in self._held:  # else it answers while another is loaded
-            async with self._loading:
-                if uri not in self._held:
-                    last = dict([*self._held.items()][-1:])
-                    self._held = last
-                    held = await asyncio.to_thread(self._hold, self._registry, uri, *self._shards)
-                    self._held = {uri: held} | last
+        await self._held(uri)
 
     async def ask(self, uri: str, method: str, *given: object) -> Any:
         """Call a method of what is held of a version, which is loaded first if need be."""
-        await self.load(uri)
-        self._held[uri] = self._held.pop(uri)
-        return await asyncio.to_thread(getattr(self._held[uri], method), *given)
+        held = await self._held(uri)
+        return await asyncio.to_thread(getattr(held, method), *given)
 
 
 class Elsewhere:
@@ -131,7 +131,7 @@ class HeldByReplicas(Held):
         batch: Batch = self._there.ask("answer", requests)
         return batch
 
-    def embed(self, texts: Sequence[str]) -> "Embeddings":
+    def embed(self, texts: Sequence[str]) -> Embeddings:
         """Return unit-norm vectors (texts, D)."""
         vectors: Embeddings = self._there.ask("embed", texts)
         return vectors

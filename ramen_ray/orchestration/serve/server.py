@@ -27,15 +27,25 @@ from starlette.routing import Route
 
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.errors import UserError
-from ramen_ray.orchestration.serve.asked import ADVICE, asked_by
-from ramen_ray.orchestration.serve.connections import JSON, RETRY, BusyError
-from ramen_ray.orchestration.serve.exchanges import INVOCATIONS, Bodies, Exchanges
+from ramen_ray.orchestration.serve.exchanges import (
+    INVOCATIONS,
+    JSON,
+    RETRY,
+    Bodies,
+    BusyError,
+    Exchanges,
+)
 from ramen_ray.orchestration.serve.figures import Figures
 from ramen_ray.orchestration.serve.following import Following
-from ramen_ray.orchestration.serve.held import RELEASED_EVERY_S, Held, release_memory
-from ramen_ray.orchestration.serve.lane import Lane
+from ramen_ray.orchestration.serve.held import (
+    ADVICE,
+    RELEASED_EVERY_S,
+    Held,
+    asked_by,
+    release_memory,
+)
+from ramen_ray.orchestration.serve.lane import QUERIES_TOGETHER, SHADOW, Lane, Shadow
 from ramen_ray.orchestration.serve.settings import ServerSettings
-from ramen_ray.orchestration.serve.shadow import SHADOW, Shadow
 from ramen_ray.orchestration.serve.why import Reason, reasons
 from ramen_ray.tracking.registry import MOST_SAID, Registry
 
@@ -43,7 +53,6 @@ ANSWER_S = 60.0  # that a request waits for its turn and its answer
 # A request that is not larger is answered with others, before those that are.
 SMALL_BODY_BYTES = 65_536
 SMALL_ANSWERS = 2_000
-QUERIES_TOGETHER = 64
 MOST_WAITING = 256
 MOST_LARGE_WAITING = 8
 MINUTE_S = 60.0

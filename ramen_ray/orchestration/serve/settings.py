@@ -1,10 +1,11 @@
-"""What a user may set of a server, as flags of its command too."""
+"""What a user may set of a server, as flags of its command too, and the port that it takes."""
 
+import socket
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from ramen_ray.config import Positive, PositiveFloat, Section
+from ramen_ray.config import ConfigError, Positive, PositiveFloat, Section
 
 Log = Literal["minutes", "requests", "queries"]
 
@@ -43,3 +44,15 @@ class ServerSettings(Section):
     def fewest_replicas(self) -> int:
         """Return how many run at least."""
         return self.min_replicas or self.replicas
+
+
+def listening_at(host: str, port: int) -> socket.socket:
+    """Take a port, or any free one if it is 0; raises a ConfigError if that cannot be."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family)
+    except (OSError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(
+            f"cannot listen at {host}, port {port}: {reason}; give another --host or --port"
+        ) from error

@@ -11,19 +11,18 @@ from ramen_ray.bases import BaseName
 from ramen_ray.config import WITHOUT_GRAPH, ConfigError, RunConfig, overlay
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.method.metrics.comparison import paired_differences_over_seeds
-from ramen_ray.method.metrics.ranking import PerQuery
-from ramen_ray.orchestration.evaluate import scores_of_run
 from ramen_ray.orchestration.run.identity import Inputs
 from ramen_ray.orchestration.run.inputs import check_config, prepared_data
-from ramen_ray.orchestration.tune.choice import mean
-from ramen_ray.orchestration.tune.experiment import open_experiment
-from ramen_ray.orchestration.tune.finalists import (
+from ramen_ray.orchestration.tune.choice import (
     Repeated,
     choose_trained,
     directory_of,
+    mean,
+    scores_of,
     train_missing,
     with_seeds,
 )
+from ramen_ray.orchestration.tune.experiment import open_experiment
 from ramen_ray.orchestration.tune.settings import ABLATIONS, AblationConfig
 from ramen_ray.presets import changes_to_only, lambdas, used_sets, with_base
 from ramen_ray.reports.ablation_report import VariantFigures, ablation_tables, verdict
@@ -133,7 +132,10 @@ def ablate(config: RunConfig, ablation: AblationConfig) -> AblationResult:
 def _compare(
     variants: Mapping[str, Variant], runs: Repeated, data: Prepared
 ) -> dict[str, VariantFigures]:
-    scores = {name: [_scores(run, data) for run in runs[name]] for name in runs}
+    scores = {
+        name: [scores_of(run, data, "test", MEASURED) for run in of_variant]
+        for name, of_variant in runs.items()
+    }
     seconds = {name: _mean_seconds(of_variant) for name, of_variant in runs.items()}
     figures = {}
     for name, of_seeds in scores.items():
@@ -151,8 +153,3 @@ def _mean_seconds(runs: Sequence[RunConfig]) -> float:
     """Return the seconds of training and of waiting for background results, on average."""
     notes = [directory_of(run).notes for run in runs]
     return float(np.mean([each["trained_seconds"] + each["waited_seconds"] for each in notes]))
-
-
-def _scores(run: RunConfig, data: Prepared) -> dict[str, PerQuery]:
-    scores = scores_of_run(directory_of(run).path, run, data, "test")
-    return {name: scores[name] for name in MEASURED}

@@ -1,10 +1,9 @@
 """A run beside its bases: the same training without the graph, and in plain batches."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import pairwise
-from pathlib import Path
 
 from ramen_ray.bases import Part
 from ramen_ray.config import WITHOUT_GRAPH, ConfigError, RunConfig, overlay
@@ -79,12 +78,12 @@ def fit_beside_base(config: RunConfig) -> Ladder:
     pieces = alike_queries(dataset, "test")
     gains = {}
     for before, name in pairs:
-        runs = results[name].run_directory, results[before].run_directory
-        part = _part_of_both(*runs)
+        runs = [RunDirectory(results[rung].run_directory) for rung in (name, before)]
+        part, answering = _compared_by(runs)
         ours, base = (
-            by_piece(scores_of_run(run, config, data, "test", part), pieces) for run in runs
+            by_piece(scores_of_run(run.path, config, data, "test", part), pieces) for run in runs
         )
-        gains[f"{name} over {before} ({_answering(*runs, part)})"] = paired_differences(ours, base)
+        gains[f"{name} over {before} ({answering})"] = paired_differences(ours, base)
     # imported here, so that training does not wait for what only its end needs
     from ramen_ray.orchestration.run.results import PAGE
     from ramen_ray.reports.report_tables import (
@@ -110,18 +109,16 @@ def fit_beside_base(config: RunConfig) -> Ladder:
     return ladder
 
 
-def _part_of_both(run: Path, base: Path) -> Part | None:
-    """Return the part that two runs with classifiers are compared by; None for each one's own."""
-    have_all = all((folder / PART_ADS_FILE.format("both")).is_file() for folder in (run, base))
-    return RunDirectory(run).notes["part"] if have_all else None
+def _compared_by(runs: Sequence[RunDirectory]) -> tuple[Part | None, str]:
+    """Return the part that a run and its base are compared by, and say so, with their steps.
 
-
-def _answering(run: Path, base: Path, part: Part | None) -> str:
-    """Say by what parts, and after which steps, two runs are compared."""
-    runs = [RunDirectory(folder) for folder in (run, base)]
-    parts = dict.fromkeys(str(part or directory.notes["part"]) for directory in runs)
-    steps = [str(step_of(directory.best_checkpoint)) for directory in runs]
-    return f"{'/'.join(parts)}, step {'/'.join(steps)}"
+    It is the run's if both have classifiers; None stands for each one's own.
+    """
+    have_all = all((run.path / PART_ADS_FILE.format("both")).is_file() for run in runs)
+    part = runs[0].notes["part"] if have_all else None
+    parts = dict.fromkeys(part or run.notes["part"] for run in runs)
+    steps = [str(step_of(run.best_checkpoint)) for run in runs]
+    return part, f"{'/'.join(parts)}, step {'/'.join(steps)}"
 
 
 def _configs(config: RunConfig) -> dict[str, RunConfig]:

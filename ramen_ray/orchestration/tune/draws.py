@@ -1,15 +1,22 @@
-"""What trials of a sweep try: only settings that act, none twice, learning from earlier trials."""
+"""What Tune asks: what to try next, and which trials to stop.
+
+Only settings that act are tried, none twice, learning from earlier trials.
+"""
 
 import json
+import sys
 import warnings
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from types import SimpleNamespace
 from typing import Any
 
 import optuna
 from optuna.samplers import BaseSampler, TPESampler
 from optuna.trial import BaseTrial, FixedTrial, TrialState, create_trial
+from ray.tune.experiment import Trial
+from ray.tune.schedulers import ASHAScheduler
 from ray.tune.search import Searcher
 
 from ramen_ray.config import ConfigError, RunConfig, flatten, overlay
@@ -18,12 +25,14 @@ from ramen_ray.idle_settings import advice_on_idle
 from ramen_ray.naming import name_like, short_hash
 from ramen_ray.orchestration.run.directory import deciding_settings
 from ramen_ray.orchestration.run.inputs import check_config
-from ramen_ray.orchestration.tune.trial_log import NAME
+from ramen_ray.orchestration.run.loop import IS_LAST, SHARE_DONE
 from ramen_ray.presets import highest_lambdas
 from ramen_ray.reports.search_report import TrialRecord
 
 MOST_REPEATS = 200  # draws in a row of what is known, after which a space has nothing else
 MOST_CHECKED = 40
+REDUCTION_FACTOR = 3
+NAME = "name"  # key of what a trial is given
 
 
 @dataclass
@@ -247,6 +256,11 @@ class TrialSearch(Searcher):
         return name_like("-".join([number, *(tried or ["own"])]), number)
 
 
+def name_of(trial: Trial) -> str:
+    """Return the name that a trial was given."""
+    return str(trial.config[NAME])
+
+
 def tree_of_estimators(seed: int) -> TPESampler:
     """Return the sampler that a sweep searches by; settings are drawn together."""
     with warnings.catch_warnings():
@@ -256,3 +270,39 @@ def tree_of_estimators(seed: int) -> TPESampler:
 
 def _short(value: Any) -> str:
     return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+class Halving(ASHAScheduler):
+    """Stops trials that lag behind after the same share of their training, but not at their end.
+
+    None is stopped before the share ``grace``, nor those named in ``spared``. They are compared
+    with those of an ``earlier`` call, too.
+    """
+
+    def __init__(
+        self, grace: float, spared: Collection[str] = (), earlier: Collection[TrialRecord] = ()
+    ) -> None:
+        super().__init__(
+            time_attr=SHARE_DONE,
+            max_t=sys.maxsize,  # trials end by themselves
+            grace_period=grace,
+            reduction_factor=REDUCTION_FACTOR,
+        )
+        self.spared = spared
+        self.earlier = earlier
+
+    def set_search_properties(self, metric: str | None, mode: str | None, **spec: Any) -> bool:
+        """Take what decides, by which trials of earlier calls are compared with, too."""
+        is_set: bool = super().set_search_properties(metric, mode, **spec)
+        for record in self.earlier:
+            trial = SimpleNamespace(trial_id=record.name, config={NAME: record.name})
+            self.on_trial_add(None, trial)
+            for share, value in record.course:
+                self.on_trial_result(None, trial, {SHARE_DONE: share, str(metric): value})
+        return is_set
+
+    def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
+        """Take a result into account; returns what becomes of the trial."""
+        action: str = super().on_trial_result(tune_controller, trial, result)
+        goes_on = result.get(IS_LAST) or name_of(trial) in self.spared
+        return self.CONTINUE if goes_on else action

@@ -19,18 +19,31 @@ from ramen_ray.data.splits.sample import sample_dataset
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.store.schemas import TRAIN
 from ramen_ray.method.metrics.ranking import HEADLINES, PerQuery
-from ramen_ray.orchestration.evaluate import scores_of_run
 from ramen_ray.orchestration.run.directory import RunDirectory, RunError
 from ramen_ray.orchestration.run.identity import Inputs
 from ramen_ray.orchestration.run.inputs import check_config, prepared_data
-from ramen_ray.orchestration.run.processes import VALIDATION
 from ramen_ray.orchestration.tune.candidates import bases, earlier_runs, near, settings_of, start_of
-from ramen_ray.orchestration.tune.choice import Choice, Runs, choose, half_of_validation, mean
-from ramen_ray.orchestration.tune.experiment import Experiment, open_experiment
-from ramen_ray.orchestration.tune.finalists import Repeated, directory_of, further_seeds, with_seeds
+from ramen_ray.orchestration.tune.choice import (
+    Choice,
+    Repeated,
+    Runs,
+    choose,
+    directory_of,
+    further_seeds,
+    half_of_validation,
+    mean,
+    scores_of,
+    train_all,
+    with_seeds,
+)
+from ramen_ray.orchestration.tune.draws import Halving
+from ramen_ray.orchestration.tune.experiment import (
+    STOPPED_EARLY,
+    Experiment,
+    open_experiment,
+    record_of,
+)
 from ramen_ray.orchestration.tune.settings import SEARCHES, WORKERS, RecommendConfig
-from ramen_ray.orchestration.tune.trial_log import STOPPED_EARLY, TrialLog, record_of
-from ramen_ray.orchestration.tune.trials import Halving, train_all
 from ramen_ray.reports.report_tables import ReportTable
 from ramen_ray.reports.search_report import TrialRecord, candidates_table, verdict
 from ramen_ray.tracking.runs import Run
@@ -214,19 +227,12 @@ class Search:
         # what others are compared with is trained first, to the end
         configs = dict(sorted(configs.items(), key=lambda item: item[0] not in spared))
         self.began = time.monotonic() - self.used_seconds
-        log = TrialLog(
-            self.experiment,
-            HEADLINES,
-            ends_at=time.monotonic() + left,
-            on_end=self.note_end,
-        )
         failed = train_all(
             self.experiment,
             configs,
-            log,
+            HEADLINES,
             {"encoder.pretrained"} if len(self.settings.compared) > 1 else (),
-            metric=VALIDATION + self.experiment.inputs.config.training.selection_metric,
-            mode="max",
+            self.note_end,
             time_budget_s=left,
             scheduler=Halving(GRACE, spared),
         )
@@ -269,13 +275,12 @@ class Search:
 
 
 def _record(config: RunConfig) -> TrialRecord:
-    return record_of(directory_of(config), {}, HEADLINES)
+    return record_of(directory_of(config), HEADLINES)
 
 
 def _scores(config: RunConfig, data: Prepared) -> dict[str, PerQuery]:
     """Return the headlines of a run by validation query, and their mean."""
-    scores = scores_of_run(directory_of(config).path, config, data, "validation")
-    headlines = {name: scores[name] for name in HEADLINES}
+    headlines = scores_of(config, data, "validation", HEADLINES)
     gains, possibles = zip(*headlines.values(), strict=True)
     return {**headlines, MEAN: (sum(gains), sum(possibles))}
 

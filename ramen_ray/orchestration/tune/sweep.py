@@ -1,8 +1,6 @@
 """Sweep over settings with Ray Tune: sample, train, stop bad trials early, go on after a kill."""
 
 import logging
-import math
-import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -13,37 +11,39 @@ import optuna
 from optuna.samplers import BaseSampler, RandomSampler
 
 from ramen_ray.config import ConfigError, RunConfig, overlay
+from ramen_ray.long_work import Pace
 from ramen_ray.naming import joined_name
 from ramen_ray.orchestration.run.directory import RunDirectory, RunError
 from ramen_ray.orchestration.run.identity import Inputs
 from ramen_ray.orchestration.run.inputs import check_config, edges_to_train, prepared_data
 from ramen_ray.orchestration.run.processes import VALIDATION
-from ramen_ray.orchestration.tune.choice import Choice, luck
+from ramen_ray.orchestration.tune.choice import (
+    Choice,
+    choose_trained,
+    directory_of,
+    further_seeds,
+    luck,
+    train_missing,
+    with_seeds,
+)
 from ramen_ray.orchestration.tune.draws import (
     Drawing,
+    Halving,
     Space,
     TrialSearch,
     check_space,
     tree_of_estimators,
 )
-from ramen_ray.orchestration.tune.experiment import Experiment, open_experiment
-from ramen_ray.orchestration.tune.finalists import (
-    choose_trained,
-    directory_of,
-    further_seeds,
-    train_missing,
-    with_seeds,
-)
-from ramen_ray.orchestration.tune.settings import OF_ONE_CALL, SWEEPS, SweepConfig
-from ramen_ray.orchestration.tune.trial_log import (
+from ramen_ray.orchestration.tune.experiment import (
     FAILED,
     OUT_OF_TIME,
-    TrialLog,
+    Experiment,
+    open_experiment,
     read_trials,
     write_trials,
 )
-from ramen_ray.orchestration.tune.trials import Halving, Trials
-from ramen_ray.reports.report_tables import as_list
+from ramen_ray.orchestration.tune.settings import OF_ONE_CALL, SWEEPS, SweepConfig
+from ramen_ray.orchestration.tune.trials import Trials
 from ramen_ray.reports.search_report import (
     TrialRecord,
     effects,
@@ -56,8 +56,7 @@ from ramen_ray.tracking.runs import Run
 
 logger = logging.getLogger(__name__)
 
-SWEEP_FORMAT = 8  # of the table of trials; a sweep of another format cannot be resumed
-BETWEEN_REPORTS_S = 30  # at least; a report of many trials takes seconds
+SWEEP_FORMAT = 9  # of the table of trials; a sweep of another format cannot be resumed
 METRIC = "training.selection_metric"
 OWN = "own"  # the name of the configuration's own settings among the finalists
 
@@ -127,7 +126,7 @@ class Sweep:
     settings: SweepConfig
     command: Callable[[RunConfig], str]  # returns the command that trains with a configuration
     records: dict[str, TrialRecord] = field(default_factory=dict)  # by name, as they began
-    shown_at: float = -math.inf  # by the monotonic clock
+    pace: Pace = field(default_factory=Pace)  # of reports, as one of many trials takes seconds
     said: list[str] = field(default_factory=list)  # what the trials show
     links: list[str] = field(default_factory=list)  # to the finalists' runs in MLflow
 
@@ -160,35 +159,29 @@ class Sweep:
         config = self.config
         settings = self.settings
         prefix = self.experiment.directory.name  # workers can unpickle it, unlike the space
-        log = TrialLog(
-            self.experiment,
-            [config.training.selection_metric],
-            missing,
-            prefix,
-            time.monotonic() + (settings.time_budget or math.inf),
-            self.note_ends,
-        )
         trials = Trials(
             self.experiment,
             lambda params, trial: overlay(config, {**params, "name": joined_name(prefix, trial)}),
-            log,
+            [config.training.selection_metric],
+            missing,
             tuned,
+            self.note_ends,
             settings.at_once,
+            prefix,
         )
         if config.workers.num_workers == 1:
             # most trials need nothing else then
             edges_to_train(config, prepared_data(config, self.experiment.inputs.dataset))
         ended = [record for record in self.records.values() if record.end]
         grace = settings.grace_epochs / config.training.epochs
-        limits = {
-            "search_alg": self._search(prior),
-            "scheduler": Halving(grace, earlier=ended) if settings.stop_early else None,
-            "num_samples": missing,
-            "time_budget_s": settings.time_budget,
-            "metric": self.metric,
-            "mode": "max",
-        }
-        self.keep(trials.fit({}, limits))
+        records = trials.fit(
+            {},
+            search_alg=self._search(prior),
+            scheduler=Halving(grace, earlier=ended) if settings.stop_early else None,
+            num_samples=missing,
+            time_budget_s=settings.time_budget,
+        )
+        self.keep(records)
 
     def _choice(self, records: list[TrialRecord]) -> Choice | None:
         """Train the finalists with further seeds, and choose one; None if there are too few."""
@@ -257,9 +250,8 @@ class Sweep:
     def note_ends(self, records: list[TrialRecord]) -> None:
         """Keep the table of trials, and show them, unless that was done a moment ago."""
         self.keep(record for record in records if record.end)
-        if time.monotonic() - self.shown_at >= BETWEEN_REPORTS_S:
+        if self.pace.is_due():
             self.show(best_first(self.records.values()))
-            self.shown_at = time.monotonic()
 
     @property
     def metric(self) -> str:
@@ -279,17 +271,15 @@ class Sweep:
         noise = 0.0 if choice is None else choice.noise
         plot_effects(report, trials, list(shares), self.metric, noise)
         self.said = [*(choice.sentences if choice else []), *effects(trials, shares, noise)]
-        run.log_artifacts(report)
         links = [run.link_to(file.name) for file in sorted(report.iterdir())]
-        parts = [  # what MLflow cuts, as too long, is at the end of the table
-            *run.registered_as,
+        told = [
             f"Train the best: `{command}`" if command else "",
-            as_list(self.said),
+            *self.said,
             f"Finalists: {', '.join(self.links)}" if self.links else "",
             f"Report: {', '.join(links)}",
-            trials_table(trials, self.metric),
         ]
-        run.describe("\n\n".join(filter(None, parts)))
+        # what MLflow cuts, as too long, is at the end of the table
+        self.experiment.publish(filter(None, told), trials_table(trials, self.metric))
         if best.value is not None:
             num_ended = sum(bool(trial.end) for trial in trials)
             run.log_metrics({f"best/{self.metric}": best.value}, num_ended)

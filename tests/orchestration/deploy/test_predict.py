@@ -1,7 +1,6 @@
 """Tables of queries answered, and ads added after training."""
 
 import os
-import pickle
 import shutil
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,8 +25,8 @@ from ramen_ray.orchestration.cluster import resources
 from ramen_ray.orchestration.cluster.resources import no_placement_group_left
 from ramen_ray.orchestration.deploy import predict as answering
 from ramen_ray.orchestration.deploy import prediction_files
-from ramen_ray.orchestration.deploy.copies import take_place
 from ramen_ray.orchestration.deploy.prediction_files import partitions
+from ramen_ray.orchestration.deploy.retrievers import take_place
 from ramen_ray.tracking.aliases import MovedError
 from ramen_ray.tracking.registry import LoggedRetriever
 
@@ -210,23 +209,6 @@ def test_a_retriever_in_shards_answers_as_a_whole_one_with_the_cpus_that_are_fre
     assert f"answers: {answers} (44 queries, 5 of them with an error)\nnext: " in printed
     parts = sorted(answers.glob("*.parquet"))
     _answers_as_served(store, parts, top_k=5)
-
-
-def test_queries_that_change_while_they_are_answered_are_refused(tmp_path):
-    queries = tmp_path / "queries.parquet"
-    other = tmp_path / "other.parquet"
-    pq.write_table(pa.table({"text": ["robin", "heron", "finch"]}), queries, row_group_size=2)
-    pq.write_table(pa.table({"text": ["tango", "waltz", "polka"]}), other, row_group_size=2)
-    pieces = partitions({str(queries): LocalFileSystem()})
-    first, last = pickle.loads(pickle.dumps(pieces))
-    (rows,) = last.batches()
-    assert rows["text"].to_pylist() == ["finch"]
-    begun = first.batches()
-    assert next(begun)["text"].to_pylist() == ["robin", "heron"]
-    other.rename(queries)
-    for batches in (begun, first.batches(), last.batches()):
-        with pytest.raises(DatasetError, match=r"queries\.parquet"):
-            list(batches)
 
 
 def _work(store, texts, folder, **of_table):

@@ -13,7 +13,7 @@ from support import PATIENCE_S, wait_until, write_rows
 
 from jobs import index, promote
 from ramen_ray.data.store.dataset import Dataset
-from ramen_ray.orchestration.serve import held, shadow
+from ramen_ray.orchestration.serve import held, lane
 from ramen_ray.orchestration.serve.server import app_of
 from ramen_ray.orchestration.serve.settings import ServerSettings
 from ramen_ray.tracking.registry import ask, uri_of
@@ -112,7 +112,7 @@ def test_a_challenger_is_asked_after_the_answer(registry, monkeypatch):
         return ask(retriever, queries, params)
 
     monkeypatch.setattr(held, "ask", ask_later)
-    monkeypatch.setattr(shadow, "MOST_WAITING", 1)
+    monkeypatch.setattr(lane, "SHADOWS_WAITING", 1)
     settings = ServerSettings(shadow=CHALLENGER, shadow_share=1.0)
 
     def count(status):

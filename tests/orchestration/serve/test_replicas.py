@@ -1,15 +1,11 @@
 """A retriever in replicas on Ray Serve, and its index in shards."""
 
-import asyncio
-import threading
-from types import SimpleNamespace
 from unittest.mock import MagicMock
 
 import pytest
 from conftest import free_port
 from ray.exceptions import ActorDiedError, ActorUnavailableError
 from serving import asked, replicas_here, with_markets
-from support import PATIENCE_S
 
 from jobs.serve import AnswerSettings, application
 from ramen_ray.data.store.dataset import Dataset
@@ -28,29 +24,6 @@ def test_another_replica_answers_if_one_dies_meanwhile():
     handle.ask.remote.return_value.result.side_effect = two_die
     held = HeldByReplicas(handle, "models:/any/1")
     assert (held.num_ads, held.columns) == (40, ["market"])
-
-
-def test_a_replica_answers_while_it_loads_another_version(monkeypatch):
-    from ramen_ray.orchestration.serve import replicas
-
-    may_load = threading.Event()
-
-    def hold(_, uri):
-        assert uri == "old" or may_load.wait(PATIENCE_S)
-        return SimpleNamespace(answer=lambda: uri)
-
-    monkeypatch.setattr(replicas, "Registry", lambda store: store)
-
-    async def ask():
-        replica = replicas.Replica("a store", hold)
-        answers = [await replica.ask("old", "answer")]
-        loading = asyncio.create_task(replica.load("new"))
-        answers += [await replica.ask("old", "answer") for _ in range(3)]
-        assert not loading.done()
-        may_load.set()
-        return [*answers, await replica.ask("new", "answer")]
-
-    assert asyncio.run(ask()) == ["old", "old", "old", "old", "new"]
 
 
 def test_shards_find_what_one_search_finds(store, dataset_path, tmp_path, monkeypatch):

@@ -23,7 +23,7 @@ from stores import choose
 from support import PATIENCE_S, ROOT, running, wait_until, write_rows
 
 from jobs import index, promote, serve
-from ramen_ray.orchestration.serve import connections, exchanges, held, server
+from ramen_ray.orchestration.serve import exchanges, held, server
 from ramen_ray.orchestration.serve.exchanges import MAX_BODY_BYTES
 from ramen_ray.orchestration.serve.server import app_of
 from ramen_ray.orchestration.serve.settings import ServerSettings
@@ -242,7 +242,7 @@ HALF = (
 
 
 def test_a_client_that_hangs_costs_a_connection(store, logged_retriever, monkeypatch, caplog):
-    monkeypatch.setattr(connections, "EXCHANGE_S", 1.0)
+    monkeypatch.setattr(exchanges, "EXCHANGE_S", 1.0)
     monkeypatch.setattr(exchanges, "BODY_S", 0.5)
     app = app_of(store.registry, logged_retriever)
     body = json.dumps({"inputs": ["oak"] * 5_000, "params": {"top_k": 40}}).encode()

@@ -19,13 +19,13 @@ from ramen_ray.orchestration.run import inputs
 from ramen_ray.orchestration.run.directory import RunError, open_run_directory
 from ramen_ray.orchestration.run.identity import Inputs
 from ramen_ray.orchestration.run.inputs import check_config
-from ramen_ray.orchestration.tune import finalists
+from ramen_ray.orchestration.tune import choice
 from ramen_ray.orchestration.tune.ablation import (
     AblationConfig,
     ablate,
     variants_of,
 )
-from ramen_ray.orchestration.tune.trials import train_all
+from ramen_ray.orchestration.tune.choice import train_all
 from ramen_ray.presets import PRESETS, bag, ramen_ance
 from ramen_ray.reports.ablation_report import VariantFigures, verdict
 from ramen_ray.tracking.runs import DESCRIPTION_TAG
@@ -131,7 +131,7 @@ def test_a_dataset_that_changes_between_runs_stops_an_ablation_in_one_line(
         shutil.copy(dataset / "queries" / "validation.parquet", dataset / "queries/test.parquet")
         return train_all(*arguments)
 
-    monkeypatch.setattr(finalists, "train_all", change_first)
+    monkeypatch.setattr(choice, "train_all", change_first)
     with pytest.raises(RunError, match=": dataset ") as failure:
         ablate(own, ABLATION)
     assert "\n" not in str(failure.value)

@@ -22,6 +22,7 @@ from ramen_ray.orchestration.run.directory import (
     RunError,
 )
 from ramen_ray.orchestration.run.identity import Inputs, identity_of, without_tuned
+from ramen_ray.orchestration.tune import choice
 from ramen_ray.orchestration.tune import recommend as module
 from ramen_ray.orchestration.tune.candidates import BASES, near, start_of
 from ramen_ray.orchestration.tune.experiment import Experiment
@@ -173,7 +174,7 @@ class FinishedAtOnce:
         monkeypatch.setattr(module, "prepared_data", lambda *_: None)
         monkeypatch.setattr(module, "open_experiment", self.open_experiment)
         monkeypatch.setattr(module, "train_all", self.train_all)
-        monkeypatch.setattr(module, "scores_of_run", self.scores)
+        monkeypatch.setattr(choice, "scores_of_run", self.scores)
 
     def open_experiment(self, inputs, *_):
         directory = RunDirectory.of(inputs.config.output, str(inputs.config.name), "searches")
@@ -222,7 +223,7 @@ def test_a_search_goes_on_near_what_is_better_and_ends_with_further_seeds(
 def test_encoders_that_are_compared_are_not_taken_for_changed_ones(tmp_path, monkeypatch):
     expected = []
 
-    def train_nothing(experiment, _, __, tuned, **limits):
+    def train_nothing(experiment, _, __, tuned, *___, **limits):
         expected.append(without_tuned(experiment.inputs.made_from, tuned))
         return ""
 

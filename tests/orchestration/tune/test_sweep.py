@@ -24,6 +24,7 @@ from support import ROOT, node_edges, query_table, run_config_of, text_table, wa
 from transformers import BertConfig, BertTokenizer
 
 from jobs import tune as tune_job
+from ramen_ray import long_work
 from ramen_ray.config import (
     ConfigError,
     WorkersConfig,
@@ -39,11 +40,11 @@ from ramen_ray.orchestration.run.identity import Inputs
 from ramen_ray.orchestration.tune import experiment
 from ramen_ray.orchestration.tune import sweep as sweep_module
 from ramen_ray.orchestration.tune import trials as trials_module
-from ramen_ray.orchestration.tune.draws import Drawing, TrialSearch, check_space
+from ramen_ray.orchestration.tune.draws import Drawing, Halving, TrialSearch, check_space
+from ramen_ray.orchestration.tune.experiment import STOPPED_EARLY, TABLE_FILE, write_trials
 from ramen_ray.orchestration.tune.settings import SweepConfig
 from ramen_ray.orchestration.tune.sweep import sweep
-from ramen_ray.orchestration.tune.trial_log import STOPPED_EARLY, TABLE_FILE, TrialLog, write_trials
-from ramen_ray.orchestration.tune.trials import Halving, num_held
+from ramen_ray.orchestration.tune.trials import num_held
 from ramen_ray.presets import PRESETS, bag, minilm_6, tiny, used_sets, with_base
 from ramen_ray.printed_commands import training_command
 from ramen_ray.reports.search_report import TrialRecord, effects, plot_effects, write_sweep_report
@@ -273,7 +274,7 @@ def test_a_sweep_learns_from_one_with_another_metric_or_version_in_no_way(config
     directory.note(plan={"training.selection_metric": "P@1"})
     refused("P@1, not by R@10")
     (directory.path / TABLE_FILE).write_text("odd")
-    with pytest.raises(RunError, match=r"trials\.parquet"):
+    with pytest.raises(RunError, match=r"trials\.json"):
         sweep(overlay(config, {"name": "new"}), settings, margins, training_command)
 
 
@@ -325,7 +326,7 @@ def test_a_dataset_that_changes_between_trials_stops_a_sweep_in_one_line(
 ):
     dataset = Path(shutil.copytree(config.dataset, tmp_path / "handmade"))
 
-    def change_first(*_):
+    def change_first(*_, **__):
         shutil.copy(dataset / "queries/validation.parquet", dataset / "queries/test.parquet")
         return []
 
@@ -412,15 +413,15 @@ def test_a_failing_store_does_not_end_trials(config, monkeypatch, caplog):
     def fail(*arguments):
         raise OSError("the store is locked")
 
-    monkeypatch.setattr(Run, "log_artifacts", fail)
+    monkeypatch.setattr(Run, "client", property(fail))
+    monkeypatch.setattr(long_work, "FIRST_LINE_S", 0)
     directory = RunDirectory(Path(config.output) / "sweeps" / "locked")
     directory.create()
     drawing = Drawing(config, margins, {})
     records = {"7": TrialRecord("7")}
     run = experiment.Experiment(Inputs.of(config), directory, Run("unused", "unused"))
     shown = sweep_module.Sweep(run, drawing, SETTINGS, training_command, records)
-    log = TrialLog(run, ["P@1"], on_end=shown.note_ends)
-    log.setup()
+    log = trials_module.Trials(run, lambda *_: config, ["P@1"], 1, on_end=shown.note_ends)
     failed = {"error": "a reason"}
     trial = SimpleNamespace(config={"name": "7"}, status="TERMINATED", last_result=failed)
     log.on_trial_complete(1, [trial], trial)

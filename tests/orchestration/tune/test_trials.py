@@ -15,9 +15,9 @@ from ramen_ray.orchestration.run.directory import RunDirectory
 from ramen_ray.orchestration.run.fit import fit
 from ramen_ray.orchestration.run.identity import Inputs
 from ramen_ray.orchestration.run.inputs import is_ready
+from ramen_ray.orchestration.tune.choice import train_all
 from ramen_ray.orchestration.tune.experiment import Experiment
-from ramen_ray.orchestration.tune.trial_log import TrialLog
-from ramen_ray.orchestration.tune.trials import Trials, train_all
+from ramen_ray.orchestration.tune.trials import Trials
 from ramen_ray.tracking.addresses import tracking_uri
 from ramen_ray.tracking.runs import Run, open_run
 
@@ -52,7 +52,7 @@ def _experiment(config, parent):
 
 def _in_trial(config, parent):
     experiment = _experiment(config, parent)
-    return train_all(experiment, {str(config.name): config}, TrialLog(experiment, ["P@1"]))
+    return train_all(experiment, {str(config.name): config}, ["P@1"])
 
 
 def _kill_trial():
@@ -100,8 +100,8 @@ def _left_by(folder, run):
 def test_a_trial_that_is_stopped_leaves_its_process_to_the_next(config, unharmed, parent, tmp_path):
     class StopsOne(FIFOScheduler):
         def on_trial_result(self, controller, trial, result):
-            is_one = trial.config["name"] == "stopped"
-            return TrialScheduler.STOP if is_one else TrialScheduler.CONTINUE
+            stops = trial.config["name"] == "stopped" and "validation/P@1" in result
+            return TrialScheduler.STOP if stops else TrialScheduler.CONTINUE
 
     def config_of(params, name):
         if name in params.values():  # in the trial's process
@@ -111,10 +111,9 @@ def test_a_trial_that_is_stopped_leaves_its_process_to_the_next(config, unharmed
     names = ["stopped", "next", "last"]
     experiment = _experiment(config, parent)
     assert is_ready(config, experiment.inputs.dataset)
-    log = TrialLog(experiment, ["P@1"], len(names))
-    trials = Trials(experiment, config_of, log, at_once=1)
+    trials = Trials(experiment, config_of, ["P@1"], len(names), at_once=1)
     space = {"name": tune.grid_search(names)}
-    ends = [record.end for record in trials.fit(space, {"scheduler": StopsOne()})]
+    ends = [record.end for record in trials.fit(space, scheduler=StopsOne())]
     assert ends[0] == "stopped early"
     assert all(end.startswith("trained to the end") for end in ends[1:])
     seen = [(tmp_path / name).read_text().split() for name in names]
