@@ -29,7 +29,7 @@ from ramen_ray.orchestration.new_ads.finished import (
 )
 from ramen_ray.orchestration.new_ads.settings import CombineSettings
 from ramen_ray.orchestration.prepare.pipeline import prepare
-from ramen_ray.orchestration.run.build import build_propensity, trained_tokenizer
+from ramen_ray.orchestration.run.build import build_propensity
 from ramen_ray.orchestration.run.checkpoints import keep_intact_checkpoints
 from ramen_ray.orchestration.run.directory import (
     IDENTITY_FILE,
@@ -39,6 +39,7 @@ from ramen_ray.orchestration.run.directory import (
     told_how_to_go_on,
 )
 from ramen_ray.orchestration.run.identity import software
+from ramen_ray.orchestration.run.inputs import trained_tokenizer
 from ramen_ray.orchestration.run.processes import train_in_all_workers
 from ramen_ray.orchestration.run.results import EXAMPLE_QUERIES, SINCE_IT_BEGAN
 from ramen_ray.tracking.addresses import tracking_uri

@@ -7,7 +7,8 @@ from dataclasses import replace
 from ramen_ray.config import RunConfig
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.orchestration.evaluate import scores_of_run
-from ramen_ray.orchestration.run.directory import RunDirectory, RunError, finished_run
+from ramen_ray.orchestration.run.directory import RunDirectory, RunError
+from ramen_ray.orchestration.run.identity import finished_run
 from ramen_ray.orchestration.tune.choice import Choice, choose, half_of_validation
 from ramen_ray.orchestration.tune.experiment import Experiment
 from ramen_ray.orchestration.tune.settings import FURTHER_SEEDS
