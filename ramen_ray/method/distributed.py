@@ -80,17 +80,6 @@ def gather_own(rows: Tensor, num_rows: int) -> Tensor:
     return gathered[to_device(np.concatenate(kept), rows.device)]
 
 
-def gather_at_first(rows: NDArray[Any]) -> list[NDArray[Any]]:
-    """Return every worker's ``rows``, of one shape, on the first worker; on the others nothing."""
-    rank, num_workers = world()
-    if num_workers == 1:
-        return [rows]
-    local = torch.from_numpy(np.ascontiguousarray(rows))
-    gathered = [torch.empty_like(local) for _ in range(num_workers)] if rank == 0 else None
-    distributed.gather(local, gathered, dst=0, group=group_of_cpus())
-    return [tensor.numpy() for tensor in gathered or []]
-
-
 def array_from_first_worker(array: NDArray[Any]) -> NDArray[Any]:
     """Copy the first worker's ``array`` into those of the others, of the same shape; return it."""
     if world()[1] > 1:

@@ -42,7 +42,7 @@ from ramen_ray.orchestration.run.processes import TooManyTexts
 LEAST_TEXTS_AT_ONCE = 16  # fewer are not what fills a memory
 TEXTS_AT_ONCE = "texts_at_once"  # note of a run, once a step has not fitted into memory
 
-Measured = tuple[dict[str, float], TopK]  # metrics, and on the first worker ids of the best ads
+Measured = tuple[dict[str, float], TopK]  # metrics, and ids of the best ads
 
 
 @dataclass(frozen=True, kw_only=True)
