@@ -46,16 +46,8 @@ _groups_of_cpus: MutableMapping[Any, distributed.ProcessGroup] = WeakKeyDictiona
 """One for each group of workers that this process has been in."""
 
 
-def gather_rows(rows: NDArray[Any]) -> NDArray[Any]:
-    """Concatenate every worker's ``rows`` (b, ...) in rank order; all have the same shape."""
-    if world()[1] == 1:
-        return rows
-    local = torch.from_numpy(np.ascontiguousarray(rows))
-    return gather_tensors(local, group_of_cpus()).numpy()
-
-
 def gather_tensors(rows: Tensor, group: distributed.ProcessGroup | None = None) -> Tensor:
-    """Concatenate ``rows`` as :func:`gather_rows` does; they stay on their device."""
+    """Concatenate every worker's ``rows`` (b, ...) in rank order; all have the same shape."""
     _, num_workers = world()
     if num_workers == 1:
         return rows
@@ -139,9 +131,10 @@ def gather_arrays(array: NDArray[Any]) -> list[NDArray[Any]]:
     _, num_workers = world()
     if num_workers == 1:
         return [array]
-    lengths = gather_rows(np.array([len(array)]))
-    padding = [(0, int(lengths.max()) - len(array))] + [(0, 0)] * (array.ndim - 1)
-    padded = gather_rows(np.pad(array, padding))
+    group = group_of_cpus()
+    lengths = gather_tensors(torch.tensor([len(array)]), group).tolist()
+    padding = [(0, max(lengths) - len(array))] + [(0, 0)] * (array.ndim - 1)
+    padded = gather_tensors(torch.from_numpy(np.pad(array, padding)), group).numpy()
     stacked = padded.reshape(num_workers, -1, *array.shape[1:])
     return [part[:length] for part, length in zip(stacked, lengths, strict=True)]
 

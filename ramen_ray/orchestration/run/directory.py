@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ramen_ray.config import RunConfig, flatten, read_config
-from ramen_ray.data.store.made_folder import folder_lock, read_json, write_json
+from ramen_ray.data.store.made_folder import folder_lock, is_intact, read_json, write_json
 from ramen_ray.errors import UserError, shown_path
 from ramen_ray.long_work import warn_once
 from ramen_ray.tracking.runs import Run, open_run
@@ -169,6 +169,22 @@ def checkpoint_folders(run: Path) -> list[Path]:
     """Return the folders of a run's checkpoints, from old to new."""
     named = (folder for folder in run.glob("checkpoint_*") if CHECKPOINT.fullmatch(folder.name))
     return sorted(folder for folder in named if folder.is_dir())
+
+
+def keep_intact_checkpoints(run: Path) -> list[Path]:
+    """Remove the damaged checkpoints of a run before it is resumed, with a warning each.
+
+    Returns the others.
+    """
+    folders = checkpoint_folders(run)
+    kept: list[Path] = []
+    for folder in folders:
+        otherwise = "the run goes on from " + (kept[-1].name if kept else "its start")
+        if folder != folders[-1]:
+            otherwise = f"the best model so far is lost; to train from the start, delete {run}"
+        if is_intact(folder, otherwise):
+            kept.append(folder)
+    return kept
 
 
 def checkpoint_of(named: Path) -> Path:

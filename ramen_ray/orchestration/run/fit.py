@@ -13,11 +13,11 @@ from ramen_ray.errors import shown_path
 from ramen_ray.method.model.dual_encoder import ENCODER_FOLDER
 from ramen_ray.orchestration.cluster.joining import start_ray
 from ramen_ray.orchestration.cluster.resources import check_resources
-from ramen_ray.orchestration.run.checkpoints import keep_intact_checkpoints
 from ramen_ray.orchestration.run.directory import (
     CONFIG_FILE,
     TABLES,
     RunDirectory,
+    keep_intact_checkpoints,
     started_from,
 )
 from ramen_ray.orchestration.run.identity import (
@@ -90,7 +90,7 @@ def fit_on(inputs: Inputs, run_workers: RunWorkers, parent: Run | None = None) -
     check_config(config, dataset)
     with in_use(dataset.path), open_run_directory(inputs) as directory:
         for checkpoint in keep_intact_checkpoints(directory.path):
-            refuse_another_runs(checkpoint.folder, inputs)
+            refuse_another_runs(checkpoint, inputs)
         run = directory.open_run(uri, config.experiment, output, parent)
         with run.closing(nested=parent is not None):
             run.log_first_artifact(directory.path / CONFIG_FILE)

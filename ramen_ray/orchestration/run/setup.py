@@ -72,12 +72,15 @@ class RunSetup(Setup[DualEncoder]):
 
     def open_model(self, checkpoint: Path) -> DualEncoder:
         """Open a checkpoint's model; its classifiers, otherwise mapped, go to the device too."""
-        device = self.worker.device
-        model = load_model(checkpoint, held_classifiers(self.config, self.data))
+        model = self._loaded(checkpoint)
         if model.classifiers is not None:
-            vectors = model.classifiers.vectors.to(device)
+            vectors = model.classifiers.vectors.to(self.worker.device)
             model.classifiers = replace(model.classifiers, vectors=vectors)
-        return model.to(device)
+        return model
+
+    def _loaded(self, checkpoint: Path) -> DualEncoder:
+        model = load_model(checkpoint, held_classifiers(self.config, self.data))
+        return model.to(self.worker.device)
 
     def new_state(self, model: DualEncoder) -> TrainState:
         """Build what changes besides the model, which keeps only the tokens that occur."""
@@ -116,8 +119,7 @@ class RunSetup(Setup[DualEncoder]):
     def trained_model(self, checkpoint: Path) -> DualEncoder:
         """Open the intact model of a checkpoint, with this worker's share of its classifiers."""
         check_intact(checkpoint)
-        model = load_model(checkpoint, held_classifiers(self.config, self.data))
-        return model.to(self.worker.device)
+        return self._loaded(checkpoint)
 
     def validate(self, model: DualEncoder) -> dict[str, float]:
         """Return the metrics of the validation split."""
