@@ -66,8 +66,8 @@ class Training:
         dataset = Dataset(config.dataset)
         self.clicked = {split: dataset.clicks(split).toarray() > 0 for split in SPLITS}
         self.query_ids = np.argsort(mix(np.arange(len(self.clicked["train"]))))  # a fixed shuffle
-        shuffled = self.clicked["train"][self.query_ids]
-        self.clicks = Csr.from_pairs(*shuffled.nonzero(), len(shuffled))
+        queries, ads = self.clicked["train"][self.query_ids].nonzero()
+        self.clicks = Csr.from_pairs(queries, ads, len(self.query_ids))
         self.steps_per_epoch = len(self.query_ids) // config.training.global_batch_size
         self.graphs, self.linked = {}, {}
         for name in config.regularization.lambda_z:
