@@ -1,7 +1,6 @@
 """What a worker of a run trains with, and how it measures the models of the run."""
 
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -52,6 +51,7 @@ class RunSetup(Setup[DualEncoder]):
     inputs: Inputs  # as the driver has found them
     data: Prepared
     local: LocalFolder
+    texts_at_once: int | None  # that a step encodes: what has fitted into memory, once noted
 
     @property
     def config(self) -> RunConfig:
@@ -91,12 +91,6 @@ class RunSetup(Setup[DualEncoder]):
         return build_state(
             self.config, model, self.worker.wrap(model), self.sampler, self.objective
         )
-
-    @cached_property  # as this attempt began: another worker may note fewer for the next
-    def texts_at_once(self) -> int | None:
-        """How many texts a step encodes at once: what has fitted into memory, once noted."""
-        notes = RunDirectory(self.folder).notes
-        return notes.get(TEXTS_AT_ONCE, self.config.training.texts_at_once)
 
     def with_fewer_texts(self, error: StepMemoryError) -> Exception:
         """Note half as many texts at once for the next attempt; returns what this one ends with."""
