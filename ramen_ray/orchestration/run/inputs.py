@@ -198,7 +198,7 @@ def edges_to_train(config: RunConfig, data: Prepared) -> Path:
         return data.path / "edges"
     from ramen_ray.orchestration.prepare.walks import walked_edges
 
-    return walked_edges(data, _regularizers_of(config), *_walk_of(config))
+    return walked_edges(*_walks(config, data))
 
 
 def is_ready(config: RunConfig, dataset: Dataset) -> bool:
@@ -209,20 +209,19 @@ def is_ready(config: RunConfig, dataset: Dataset) -> bool:
         return folder.is_dir()
     from ramen_ray.orchestration.prepare.walks import is_walked
 
-    return is_walked(Prepared(folder), _regularizers_of(config), *_walk_of(config))
+    return is_walked(*_walks(config, Prepared(folder)))
 
 
-def _walk_of(config: RunConfig) -> "tuple[WalkSettings, int, Path]":
-    """Return how a run's graphs are walked, the seed, and the folder of all walked graphs."""
+def _walks(
+    config: RunConfig, data: Prepared
+) -> "tuple[Prepared, list[Regularizer], WalkSettings, int, Path]":
+    """Return what decides a run's walked graphs, and the folder of all walked graphs."""
     from ramen_ray.method.graph.walk import WalkSettings  # importing numba takes half a second
 
-    settings = WalkSettings(**config.walk.model_dump(exclude={"enabled"}))
-    return settings, config.seed, Path(config.output) / "walked"
-
-
-def _regularizers_of(config: RunConfig) -> "list[Regularizer]":
     weights = config.regularization
-    return [*weighted_regularizers(weights.lambda_x, weights.lambda_z)]
+    regularizers = [*weighted_regularizers(weights.lambda_x, weights.lambda_z)]
+    settings = WalkSettings(**config.walk.model_dump(exclude={"enabled"}))
+    return data, regularizers, settings, config.seed, Path(config.output) / "walked"
 
 
 def note_carried(inputs: Inputs, folder: Path) -> None:

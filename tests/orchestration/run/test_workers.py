@@ -119,6 +119,18 @@ def test_several_workers_meet_by_the_interface_that_the_driver_names(
     assert processes.train_in_workers(meet, held, tmp_path) == ("lo", 1, [0, 1])
 
 
+def test_what_all_workers_find_in_the_data_ends_them_at_once(cluster, tmp_path):
+    def fail(worker):
+        with (tmp_path / f"worker {world()[0]}").open("a") as file:
+            file.write(".")
+        raise DatasetError("there are too few clicks")
+
+    held = WorkersConfig(num_workers=2, cpus_per_worker=1)
+    with pytest.raises(DatasetError, match="^there are too few clicks$"):
+        processes.train_in_workers(fail, held, tmp_path)
+    assert [file.stat().st_size for file in tmp_path.glob("worker *")] == [1, 1]
+
+
 def _run(error, monkeypatch):
     class Fails:
         def __init__(self, *_, **__):
