@@ -126,7 +126,7 @@ def test_what_all_workers_find_in_the_data_ends_them_at_once(cluster, tmp_path):
         raise DatasetError("there are too few clicks")
 
     held = WorkersConfig(num_workers=2, cpus_per_worker=1)
-    with pytest.raises(DatasetError, match="^there are too few clicks$"):
+    with pytest.raises(DatasetError, match=r"^there are too few clicks$"):
         processes.train_in_workers(fail, held, tmp_path)
     assert [file.stat().st_size for file in tmp_path.glob("worker *")] == [1, 1]
 
