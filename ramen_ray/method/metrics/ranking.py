@@ -47,11 +47,12 @@ def _entries(topk_ad_ids: NDArray[Any], queries: Int64s, ads: Int64s) -> Int64s:
     """Return which of the pairs (pairs,) of a query and an ad predictions are; -1 for none."""
     span = int(max(ads.max(initial=0), topk_ad_ids.max(initial=0))) + 1
     pairs = queries * span + ads
-    order = np.argsort(pairs, kind="stable")
+    order = np.argsort(pairs, kind="stable")  # clicks are in order already
+    ordered = pairs[order]
     predicted = np.arange(len(topk_ad_ids))[:, None] * span + topk_ad_ids
-    entries = np.append(order, -1)[np.searchsorted(pairs, predicted, sorter=order)]
-    is_pair = (np.append(pairs, -1)[entries] == predicted) & (topk_ad_ids >= 0)
-    return np.where(is_pair, entries, -1)
+    places = np.searchsorted(ordered, predicted)
+    is_pair = (np.append(ordered, -1)[places] == predicted) & (topk_ad_ids >= 0)
+    return np.where(is_pair, np.append(order, -1)[places], -1)
 
 
 def precision_at(hits: Booleans, k: int) -> Float64s:
