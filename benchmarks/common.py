@@ -208,7 +208,7 @@ def prepared(dataset: str, encoder: "EncoderConfig") -> Prepared:
 def _prepare(dataset: str, encoder: "EncoderConfig") -> Path:
     from ramen_ray.orchestration.cluster.joining import start_ray
     from ramen_ray.orchestration.prepare.pipeline import prepare
-    from ramen_ray.orchestration.run.build import encoder_tokenizer
+    from ramen_ray.orchestration.run.inputs import encoder_tokenizer
 
     start_ray()
     return prepare(Dataset(dataset), CACHE / "prepared", encoder_tokenizer(encoder)).path

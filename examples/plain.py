@@ -66,9 +66,8 @@ class Training:
         dataset = Dataset(config.dataset)
         self.clicked = {split: dataset.clicks(split).toarray() > 0 for split in SPLITS}
         self.query_ids = np.argsort(mix(np.arange(len(self.clicked["train"]))))  # a fixed shuffle
-        self.clicked["train"] = self.clicked["train"][self.query_ids]
-        clicked = self.clicked["train"].nonzero()
-        self.clicks = Csr.from_pairs(clicked[0], clicked[1], len(self.query_ids))
+        queries, ads = self.clicked["train"][self.query_ids].nonzero()
+        self.clicks = Csr.from_pairs(queries, ads, len(self.query_ids))
         self.steps_per_epoch = len(self.query_ids) // config.training.global_batch_size
         self.graphs, self.linked = {}, {}
         for name in config.regularization.lambda_z:
@@ -78,14 +77,11 @@ class Training:
             self.linked[name] = np.zeros(shape, dtype=bool)
             self.linked[name][ads, anchors] = True
         tables = ["ads", *map("queries/{}".format, SPLITS), *map("anchors/{}".format, self.graphs)]
-        texts = {table: np.array(dataset.read(table)["text"]) for table in tables}
-        texts["queries/train"] = texts["queries/train"][self.query_ids]
-        pretrained = build_bag(config.encoder.pretrained)
-        cut = pretrained.text_tokenizer(config.encoder.max_length)
-        self.texts = {table: tokenize_texts(cut, rows.tolist()) for table, rows in texts.items()}
-        self.bag = pretrained.embedding  # nn.EmbeddingBag: means of token embeddings
-        width = self.bag.embedding_dim
-        self.head = Head.orthogonal(width, width, False, config.seed + 1)  # asks the classifiers
+        texts = {table: dataset.read(table)["text"].to_pylist() for table in tables}
+        self.bag = build_bag(config.encoder.pretrained)  # an nn.EmbeddingBag of means
+        cut = self.bag.text_tokenizer(config.encoder.max_length)
+        self.texts = {table: tokenize_texts(cut, rows) for table, rows in texts.items()}
+        self.head = Head.orthogonal(self.bag.width, self.bag.width, False, config.seed + 1)
         vectors = normalize(self.head(self.means("ads"))).detach()  # classifiers begin as texts
         self.classifiers = nn.Embedding.from_pretrained(vectors, freeze=False, sparse=True)
         self.highest = torch.tensor([*config.regularization.lambda_z.values()])
@@ -98,7 +94,7 @@ class Training:
         rows = np.arange(len(self.texts[table])) if rows is None else rows
         lengths = self.texts[table].lengths(rows)
         starts = torch.from_numpy(lengths.cumsum() - lengths)
-        return self.bag(torch.from_numpy(self.texts[table].gather(rows)), starts)
+        return self.bag.embedding(torch.from_numpy(self.texts[table].gather(rows)), starts)
 
     def step(self, step: int) -> tuple[Tensor, Tensor]:
         """Draw a batch and encode it; returns its losses, and weights of the graphs' among them."""
@@ -109,8 +105,8 @@ class Training:
         num_ads = config.base.parts.num_positives
         ads = draw_ads(self.clicks, queries, self.query_ids[queries], (config.seed, epoch), num_ads)
         pool = np.unique(ads[ads >= 0])
-        clicked_BL = torch.from_numpy(self.clicked["train"][np.ix_(queries, pool)])
-        means_BD = self.means("queries/train", queries)
+        clicked_BL = torch.from_numpy(self.clicked["train"][np.ix_(self.query_ids[queries], pool)])
+        means_BD = self.means("queries/train", self.query_ids[queries])
         queries_BD, pool_LD = normalize(means_BD), normalize(self.means("ads", pool))
         asked_BL = self.head(means_BD) @ self.classifiers(torch.from_numpy(pool)).T
         losses = [softmax_loss(queries_BD @ pool_LD.T, clicked_BL, config.loss.temperature)]
@@ -171,7 +167,7 @@ class Training:
         """Train; returns steps' losses and λ, and metrics of the last epoch, or a better one."""
         rates = self.config.optimizer
         head = self.config.classifier
-        matrices = [self.bag.weight, self.head.linear.weight]
+        matrices = [self.bag.embedding.weight, self.head.linear.weight]
         groups = [{"params": matrices}, {"params": [self.head.linear.bias], "weight_decay": 0.0}]
         dense = optim.AdamW(groups, rates.lr, eps=1e-6, weight_decay=rates.weight_decay)
         sparse = optim.SparseAdam([self.classifiers.weight], head.lr)

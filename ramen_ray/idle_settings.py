@@ -1,134 +1,85 @@
 """Settings that act only beside others: one that is given where it does nothing is an error."""
 
-from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from collections.abc import Iterable
 
 from ramen_ray.config import ConfigError, RunConfig
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.presets import used_sets
 
-
-class Condition(NamedTuple):
-    """When settings act, which begin with some dotted keys, and what makes them act."""
-
-    keys: tuple[str, ...]
-    holds: Callable[[RunConfig], bool]
-    advice: str
-
-
-def _has_graph(config: RunConfig) -> bool:
-    return bool(used_sets(config))
-
-
-def _has_triplets(config: RunConfig) -> bool:
-    return config.base.parts.loss == "triplet" or _has_graph(config)
-
-
-def _has_softmax(config: RunConfig) -> bool:
-    return config.base.parts.loss != "triplet"
-
-
-def _has_shortlists(config: RunConfig) -> bool:
-    return config.base.parts.hard_negatives == "shortlists"
-
-
-def _is_clustered(config: RunConfig) -> bool:
-    return config.base.parts.order != "random"
-
-
-def _has_judgements(config: RunConfig) -> bool:
-    return Dataset(config.dataset).has("judged/train")
-
-
 GRAPH_ADVICE = "give an anchor set a weight, --regularization.lambda-z.SET 0.3"
-CONDITIONS = (
-    Condition(("regularization.nodes", "regularization.every_steps"), _has_graph, GRAPH_ADVICE),
-    Condition(
-        ("regularization.adaptive",),
-        lambda config: _has_graph(config) or not config.regularization.adaptive,
-        GRAPH_ADVICE,
-    ),
-    Condition(
-        ("walk.",), lambda config: _has_graph(config) or not config.walk.enabled, GRAPH_ADVICE
-    ),
-    Condition(
-        ("pruning.",),
-        lambda config: _has_graph(config) or config.pruning.mode == "never",
-        GRAPH_ADVICE,
-    ),
-    Condition(
-        ("regularization.adaptive_step",),
-        lambda config: config.regularization.adaptive,
-        "set --regularization.adaptive",
-    ),
-    Condition(
-        tuple(f"walk.{name}" for name in ("num_hops", "restart", "max_anchor", "top_k")),
-        lambda config: config.walk.enabled,
-        "set --walk.enabled",
-    ),
-    Condition(
-        ("pruning.prune_threshold", "pruning.warmup_epochs", "pruning.every_epochs"),
-        lambda config: config.pruning.mode != "never",
-        "set --pruning.mode",
-    ),
-    Condition(
-        ("loss.margin", "loss.num_negatives", "loss.softmax_weighting"),
-        _has_triplets,
-        f"set --base.loss triplet, or {GRAPH_ADVICE}",
-    ),
-    Condition(
-        ("loss.temperature", "loss.reverse_share"), _has_softmax, "set --base.loss decoupled"
-    ),
-    Condition(
-        ("classifier.",),
-        lambda config: config.base.parts.heads == "classifier",
-        "set --base.heads classifier",
-    ),
-    Condition(
-        ("classifier.temperature",),
-        lambda config: _has_softmax(config) or config.classifier.bce > 0,
-        "set --base.loss decoupled",
-    ),
-    Condition(
-        (
-            *("base.refresh_mode", "base.num_hard_negatives", "base.shortlist_size"),
-            "classifier.own_hard_negatives",
-        ),
-        _has_shortlists,
-        "set --base.hard-negatives shortlists",
-    ),
-    Condition(
-        ("base.refresh_every",),
-        lambda config: _has_shortlists(config) or _is_clustered(config),
-        "set --base.hard-negatives shortlists, or --base.order",
-    ),
-    Condition(
-        ("judged.",),
-        _has_judgements,
-        "import judgements of train queries with jobs/ingest.py tables --judged",
-    ),
-    Condition(("base.first_clustered_epoch",), _is_clustered, "set --base.order clustered"),
-    Condition(
-        ("base.cluster_size", "base.double_cluster_size_at"),
-        lambda config: config.base.parts.order == "clustered",
-        "set --base.order clustered",
-    ),
-    Condition(
-        ("encoder.num_layers", "encoder.pooling", "encoder.compile"),
-        lambda config: config.encoder.kind == "transformer",
-        "set --encoder.kind transformer",
-    ),
-    Condition(
-        ("workers.gpus_per_worker",), lambda config: config.workers.use_gpu, "set --workers.use-gpu"
-    ),
-)
+JUDGED_ADVICE = "import judgements of train queries with jobs/ingest.py tables --judged"
 
 
 def advice_on_idle(config: RunConfig, key: str) -> str | None:
     """Say what would make a setting act, by its dotted key; None if it does, as far as is known."""
-    for condition in CONDITIONS:
-        if key.startswith(condition.keys) and not condition.holds(config):
-            return condition.advice
+    parts = config.base.parts
+    has_graph = bool(used_sets(config))
+    is_adaptive = config.regularization.adaptive
+    walks = config.walk.enabled
+    prunes = config.pruning.mode != "never"
+    has_softmax = parts.loss != "triplet"
+    has_shortlists = parts.hard_negatives == "shortlists"
+    is_clustered = parts.order != "random"
+    # whether settings act, the beginnings of their keys, and what makes them act
+    conditions: list[tuple[bool, tuple[str, ...], str]] = [
+        (has_graph, ("regularization.nodes", "regularization.every_steps"), GRAPH_ADVICE),
+        (has_graph or not is_adaptive, ("regularization.adaptive",), GRAPH_ADVICE),
+        (has_graph or not walks, ("walk.",), GRAPH_ADVICE),
+        (has_graph or not prunes, ("pruning.",), GRAPH_ADVICE),
+        (is_adaptive, ("regularization.adaptive_step",), "set --regularization.adaptive"),
+        (
+            walks,
+            ("walk.num_hops", "walk.restart", "walk.max_anchor", "walk.top_k"),
+            "set --walk.enabled",
+        ),
+        (
+            prunes,
+            ("pruning.prune_threshold", "pruning.warmup_epochs", "pruning.every_epochs"),
+            "set --pruning.mode",
+        ),
+        (
+            has_graph or not has_softmax,
+            ("loss.margin", "loss.num_negatives", "loss.softmax_weighting"),
+            f"set --base.loss triplet, or {GRAPH_ADVICE}",
+        ),
+        (has_softmax, ("loss.temperature", "loss.reverse_share"), "set --base.loss decoupled"),
+        (parts.heads == "classifier", ("classifier.",), "set --base.heads classifier"),
+        (
+            has_softmax or config.classifier.bce > 0,
+            ("classifier.temperature",),
+            "set --base.loss decoupled",
+        ),
+        (
+            has_shortlists,
+            (
+                *("base.refresh_mode", "base.num_hard_negatives", "base.shortlist_size"),
+                "classifier.own_hard_negatives",
+            ),
+            "set --base.hard-negatives shortlists",
+        ),
+        (
+            has_shortlists or is_clustered,
+            ("base.refresh_every",),
+            "set --base.hard-negatives shortlists, or --base.order",
+        ),
+        (is_clustered, ("base.first_clustered_epoch",), "set --base.order clustered"),
+        (
+            parts.order == "clustered",
+            ("base.cluster_size", "base.double_cluster_size_at"),
+            "set --base.order clustered",
+        ),
+        (
+            config.encoder.kind == "transformer",
+            ("encoder.num_layers", "encoder.pooling", "encoder.compile"),
+            "set --encoder.kind transformer",
+        ),
+        (config.workers.use_gpu, ("workers.gpus_per_worker",), "set --workers.use-gpu"),
+    ]
+    for acts, keys, advice in conditions:
+        if key.startswith(keys) and not acts:
+            return advice
+    if key.startswith("judged.") and not Dataset(config.dataset).has("judged/train"):
+        return JUDGED_ADVICE
     return None
 
 

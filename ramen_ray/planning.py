@@ -66,13 +66,12 @@ def index_bytes(ads: int, dim: int, kind: IndexKind) -> float:
 def memory(sizes: Sizes, config: RunConfig, dim: int, weights: int) -> dict[str, dict[str, float]]:
     """Return bytes of what each stage reads at random or holds, on a machine with one worker."""
     parts = config.base.parts
-    walks = config.walk.enabled
-    graph = graph_bytes(sizes, config.walk.top_k if walks else sizes.edges_per_node)
+    graph = graph_bytes(sizes, config.walk.top_k if config.walk.enabled else sizes.edges_per_node)
     has_shortlists = parts.hard_negatives == "shortlists"
     prunes = config.pruning.mode != "never" and bool(sizes.anchors)
     training = {
         "prepared arrays": prepared_bytes(sizes),
-        "walked graph": graph * walks,
+        "walked graph": graph * config.walk.enabled,
         "pruned graph": graph * prunes,
         "shortlists": FLOAT * sizes.queries * parts.shortlist_size * has_shortlists,
         "vectors that order queries": HALF * sizes.queries * dim * (parts.order != "random"),
@@ -81,7 +80,7 @@ def memory(sizes: Sizes, config: RunConfig, dim: int, weights: int) -> dict[str,
     }
     return {
         "training": training,
-        "walks": {"graph": hopped_bytes(sizes) * walks},
+        "walks": {"graph": hopped_bytes(sizes) * config.walk.enabled},
         "pruning": {"vectors of all texts": HALF * sizes.texts * dim * prunes},
         "answering": {"index of the ads": index_bytes(sizes.ads, dim, choose_kind(sizes.ads))},
     }

@@ -26,7 +26,7 @@ from ramen_ray.config import (
     write_config,
 )
 from ramen_ray.data.store.dataset import Dataset
-from ramen_ray.orchestration.run.directory import experiment_hash
+from ramen_ray.orchestration.run.identity import experiment_hash
 from ramen_ray.orchestration.run.inputs import check_sets
 from ramen_ray.orchestration.tune.ablation import variants_of
 from ramen_ray.presets import PRESETS, on_dataset, with_base

@@ -30,7 +30,7 @@ from ramen_ray.data.arrays import HashIndex, Int64s, hash_texts
 from ramen_ray.data.prepared.folder import Prepared, TokenTable
 from ramen_ray.method.model.dual_encoder import DualEncoder
 from ramen_ray.method.retrieval.search import build_index, drop_filtered, most_filters, search_index
-from ramen_ray.orchestration.run.build import encoder_tokenizer
+from ramen_ray.orchestration.run.inputs import encoder_tokenizer
 from ramen_ray.presets import base_changes, used_sets
 
 TRIED: dict[str, tuple[Settings, ...]] = {

@@ -133,7 +133,7 @@ def describe(folder: Path) -> Stage:
 
 def prepare(folder: Path) -> Stage:
     from ramen_ray.orchestration.prepare.pipeline import prepare
-    from ramen_ray.orchestration.run.build import encoder_tokenizer
+    from ramen_ray.orchestration.run.inputs import encoder_tokenizer
 
     tokenizer = encoder_tokenizer(ENCODER)
     return _on_all_rows(folder, lambda dataset: prepare(dataset, folder / "prepared", tokenizer))

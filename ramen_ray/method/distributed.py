@@ -46,16 +46,8 @@ _groups_of_cpus: MutableMapping[Any, distributed.ProcessGroup] = WeakKeyDictiona
 """One for each group of workers that this process has been in."""
 
 
-def gather_rows(rows: NDArray[Any]) -> NDArray[Any]:
-    """Concatenate every worker's ``rows`` (b, ...) in rank order; all have the same shape."""
-    if world()[1] == 1:
-        return rows
-    local = torch.from_numpy(np.ascontiguousarray(rows))
-    return gather_tensors(local, group_of_cpus()).numpy()
-
-
 def gather_tensors(rows: Tensor, group: distributed.ProcessGroup | None = None) -> Tensor:
-    """Concatenate ``rows`` as :func:`gather_rows` does; they stay on their device."""
+    """Concatenate every worker's ``rows`` (b, ...) in rank order; all have the same shape."""
     _, num_workers = world()
     if num_workers == 1:
         return rows
@@ -78,17 +70,6 @@ def gather_own(rows: Tensor, num_rows: int) -> Tensor:
     shares = [own_range(num_rows, rank) for rank in range(num_workers)]
     kept = [rank * most + share - share[0] for rank, share in enumerate(shares)]
     return gathered[to_device(np.concatenate(kept), rows.device)]
-
-
-def gather_at_first(rows: NDArray[Any]) -> list[NDArray[Any]]:
-    """Return every worker's ``rows``, of one shape, on the first worker; on the others nothing."""
-    rank, num_workers = world()
-    if num_workers == 1:
-        return [rows]
-    local = torch.from_numpy(np.ascontiguousarray(rows))
-    gathered = [torch.empty_like(local) for _ in range(num_workers)] if rank == 0 else None
-    distributed.gather(local, gathered, dst=0, group=group_of_cpus())
-    return [tensor.numpy() for tensor in gathered or []]
 
 
 def array_from_first_worker(array: NDArray[Any]) -> NDArray[Any]:
@@ -150,9 +131,10 @@ def gather_arrays(array: NDArray[Any]) -> list[NDArray[Any]]:
     _, num_workers = world()
     if num_workers == 1:
         return [array]
-    lengths = gather_rows(np.array([len(array)]))
-    padding = [(0, int(lengths.max()) - len(array))] + [(0, 0)] * (array.ndim - 1)
-    padded = gather_rows(np.pad(array, padding))
+    group = group_of_cpus()
+    lengths = gather_tensors(torch.tensor([len(array)]), group).tolist()
+    padding = [(0, max(lengths) - len(array))] + [(0, 0)] * (array.ndim - 1)
+    padded = gather_tensors(torch.from_numpy(np.pad(array, padding)), group).numpy()
     stacked = padded.reshape(num_workers, -1, *array.shape[1:])
     return [part[:length] for part, length in zip(stacked, lengths, strict=True)]
 

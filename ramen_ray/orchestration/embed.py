@@ -71,16 +71,16 @@ def embed_tables(
     shape = (sum(len(table.rows) for table in tables), load_model(model, part=part).dim)
     map_new_array(file, dtype, shape)
     with owned_folder(file.parent) as attempts, user_errors():
-        work = _Work(model, file, resources, part, attempts)
+        embed_all = partial(_embed_all, model, file, resources, part, attempts)
         batches = _batches(tables)
         num_tasks = len(batches)
         if resources.num_gpus:  # each task starts a process, which loads the model onto its GPU
             free = ray.available_resources().get("GPU", 0)
             num_tasks = min(num_tasks, max(int(free // resources.num_gpus), 1))
         elif shape[0] <= FEW_TEXTS:
-            work.embed_all(batches)
+            embed_all(batches)
             return map_array(file)
-        tasks = [partial(work.embed_all, batches[task::num_tasks]) for task in range(num_tasks)]
+        tasks = [partial(embed_all, batches[task::num_tasks]) for task in range(num_tasks)]
         in_tasks(tasks, "embedding", resources.num_cpus, resources.num_gpus)
     return map_array(file)
 
@@ -120,34 +120,26 @@ def _batches(tables: Sequence[TableRows]) -> list[Batch]:
     return batches
 
 
-@dataclass(frozen=True)
-class _Work:
-    """What all batches have in common."""
-
-    model: Path
-    file: Path
-    resources: EmbeddingResources
-    part: Part | None
-    attempts: Path  # a folder for marks of attempts
-
-    def embed_all(self, batches: list[Batch]) -> None:
-        model = None
-        for first, table in batches:
-            what = f"embedding of {table.table}, texts from {table.rows[0]}"
-            with limited_attempts(self.attempts, what):
-                model = model or self._load()
-                self._embed(first, table, model)
-
-    def _load(self) -> DualEncoder:
-        torch.set_num_threads(self.resources.num_threads)
-        device = "cuda" if self.resources.num_gpus else "cpu"
-        return load_model(self.model, part=self.part).to(device)
-
-    def _embed(self, first: int, table: TableRows, model: DualEncoder) -> None:
-        use_bf16 = self.resources.use_bf16 and self.resources.num_gpus > 0
-        view = {"queries": model.embed_queries, "ads": model.embed_ads}[table.view]
-        embeddings = view(TokenTable.open(table.table), np.asarray(table.rows), use_bf16)
-        rows = np.load(self.file, mmap_mode="r")
-        with self.file.open("r+b") as opened:  # closing it shows other machines what was written
-            opened.seek(rows.offset + first * rows.strides[0])
-            opened.write(np.ascontiguousarray(embeddings, rows.dtype).data)
+def _embed_all(
+    model: Path,
+    file: Path,
+    resources: EmbeddingResources,
+    part: Part | None,
+    attempts: Path,
+    batches: list[Batch],
+) -> None:
+    """Embed batches into the file; ``attempts`` is a folder for marks of attempts."""
+    has_gpu = resources.num_gpus > 0
+    loaded: DualEncoder | None = None
+    for first, table in batches:
+        with limited_attempts(attempts, f"embedding of {table.table}, texts from {table.rows[0]}"):
+            if loaded is None:
+                torch.set_num_threads(resources.num_threads)
+                loaded = load_model(model, part=part).to("cuda" if has_gpu else "cpu")
+            embed = {"queries": loaded.embed_queries, "ads": loaded.embed_ads}[table.view]
+            rows = np.asarray(table.rows)
+            embeddings = embed(TokenTable.open(table.table), rows, resources.use_bf16 and has_gpu)
+            whole = np.load(file, mmap_mode="r")
+            with file.open("r+b") as opened:  # closing it shows other machines what was written
+                opened.seek(whole.offset + first * whole.strides[0])
+                opened.write(np.ascontiguousarray(embeddings, whole.dtype).data)

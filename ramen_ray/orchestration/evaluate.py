@@ -28,7 +28,7 @@ from ramen_ray.orchestration.cluster.joining import start_ray
 from ramen_ray.orchestration.cluster.resources import check_resources
 from ramen_ray.orchestration.embed import EmbeddingResources, TableRows, embed_tables
 from ramen_ray.orchestration.prepare.pipeline import prepare
-from ramen_ray.orchestration.run.build import build_ground_truth, trained_tokenizer
+from ramen_ray.orchestration.run.build import build_ground_truth
 from ramen_ray.orchestration.run.directory import (
     CONFIG_FILE,
     IDENTITY_FILE,
@@ -39,6 +39,7 @@ from ramen_ray.orchestration.run.directory import (
     checkpoint_of,
     read_run_config,
 )
+from ramen_ray.orchestration.run.inputs import trained_tokenizer
 from ramen_ray.orchestration.sharded_search import put_together, search_shards
 
 

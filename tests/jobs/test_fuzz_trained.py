@@ -12,7 +12,7 @@ from support import MAX_LENGTH, import_in_process, prepare_in_process
 from ramen_ray.config import overlay
 from ramen_ray.data.tables.clicks.settings import UserTables
 from ramen_ray.errors import UserError
-from ramen_ray.orchestration.run.inputs import check_clicks, check_config
+from ramen_ray.orchestration.run.inputs import check_config
 from ramen_ray.presets import tiny
 from ramen_ray.tracking.addresses import tracking_uri
 from ramen_ray.tracking.registry import Registry
@@ -39,11 +39,11 @@ def _train_a_step(clicks, encoder, folder):
         opened, _ = import_in_process(UserTables(str(file)), dataset)
         check_config(config, opened)
         data = prepare_in_process(opened, folder / "prepared", encoder, MAX_LENGTH, False)
-        check_clicks(config, data)
+        run = ConfiguredRun(config, data)
     except UserError as error:
         assert "Traceback" not in str(error)
         return
-    assert np.isfinite(ConfiguredRun(config, data).train(1, max_gradient_norm=1.0)).all()
+    assert np.isfinite(run.train(1, max_gradient_norm=1.0)).all()
 
 
 @pytest.mark.parametrize("count", [12, pytest.param(250, marks=pytest.mark.slow)])

@@ -70,17 +70,19 @@ def plain_hashes(texts: pa.StringArray) -> UInt64s:
 
 
 def similar_by_embeddings(
-    blocks: Iterable[tuple[Int64s, Found]],
+    blocks: Iterable[tuple[int, Found]],
     plain: UInt64s,
     settings: SimilarSettings,
     counts: Counter[str],
 ) -> Iterator[Similar]:
-    """Yield what is similar to some texts at a time, of ``blocks`` of texts and their nearest.
+    """Yield what is similar to some texts at a time.
 
-    The :func:`plain_hashes` of all texts are ``plain`` (n,). ``counts`` gets, as FEWER, how many
-    might have more beyond their nearest.
+    ``blocks`` are the first of consecutive texts, and their nearest. The :func:`plain_hashes` of
+    all texts are ``plain`` (n,). ``counts`` gets, as FEWER, how many might have more beyond their
+    nearest.
     """
-    for texts, (others, similarities) in blocks:
+    for start, (others, similarities) in blocks:
+        texts = np.arange(start, start + len(others))
         kept = (similarities >= settings.min_similarity) & (similarities <= settings.max_similarity)
         kept &= plain[others] != plain[texts][:, None]
         are_few = kept.sum(axis=1) < settings.top_k

@@ -15,7 +15,6 @@ from ramen_ray.data.store.predictions import Known
 from ramen_ray.method.distributed import (
     from_first_worker,
     gather_arrays,
-    gather_at_first,
     is_first_worker,
     own_range,
 )
@@ -166,7 +165,7 @@ def evaluate(
     """Embed, search and measure one split, divided among the workers.
 
     Each worker embeds its share of the candidates and queries, and searches its own ads for all
-    queries. All return the same metrics; only the first also returns the best ads of each query.
+    queries. All return the same.
     """
     ground_truth = GroundTruth.from_prepared(data, split, propensity)
     queries = data.queries[split]
@@ -182,12 +181,11 @@ def evaluate(
 
 
 def _merged(local_best: TopK, depth: int) -> TopK:
-    """Return the best of all workers' ads on the first worker, which gathers them by blocks."""
+    """Return the best of all workers' ads, which are gathered by blocks."""
     merged = [(local_best[0][:0], local_best[1][:0])]
     for start in range(0, len(local_best[0]), QUERIES_PER_JUDGEMENT):
         block = slice(start, start + QUERIES_PER_JUDGEMENT)
-        parts = list(zip(*(gather_at_first(array[block]) for array in local_best), strict=True))
-        if parts:
-            merged.append(merge_topk(parts, depth))
+        parts = zip(*(gather_arrays(array[block]) for array in local_best), strict=True)
+        merged.append(merge_topk([*parts], depth))
     ads, scores = zip(*merged, strict=True)
     return np.concatenate(ads), np.concatenate(scores)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ramen_ray.data.arrays import Booleans, Float64s, best_of_each
+from ramen_ray.data.arrays import Booleans, Float64s, Int64s, best_of_each
 from ramen_ray.data.prepared.csr import Csr
 from ramen_ray.data.store.judgements import LOW, Judgements
 
@@ -40,14 +40,19 @@ def inverse_propensities(
 
 def find_hits(topk_ad_ids: NDArray[Any], truth: Csr) -> Booleans:
     """Mark the predictions (queries, k), or -1, that are clicks of ``truth`` (queries x ads)."""
-    rows, ads = truth.gather(np.arange(truth.num_rows))
+    return _entries(topk_ad_ids, *truth.gather(np.arange(truth.num_rows))) >= 0
+
+
+def _entries(topk_ad_ids: NDArray[Any], queries: Int64s, ads: Int64s) -> Int64s:
+    """Return which of the pairs (pairs,) of a query and an ad predictions are; -1 for none."""
     span = int(max(ads.max(initial=0), topk_ad_ids.max(initial=0))) + 1
-    clicks = rows * span + ads  # ascending, because the rows, and the ads within a row, ascend
+    pairs = queries * span + ads
+    order = np.argsort(pairs, kind="stable")  # clicks are in order already
+    ordered = pairs[order]
     predicted = np.arange(len(topk_ad_ids))[:, None] * span + topk_ad_ids
-    if not len(clicks):
-        return np.zeros(topk_ad_ids.shape, dtype=bool)
-    place = np.minimum(np.searchsorted(clicks, predicted), len(clicks) - 1)
-    return (clicks[place] == predicted) & (topk_ad_ids >= 0)
+    places = np.searchsorted(ordered, predicted)
+    is_pair = (np.append(ordered, -1)[places] == predicted) & (topk_ad_ids >= 0)
+    return np.where(is_pair, np.append(order, -1)[places], -1)
 
 
 def precision_at(hits: Booleans, k: int) -> Float64s:
@@ -161,7 +166,8 @@ def judged_metrics(topk_ad_ids: NDArray[Any], judged: Judgements) -> dict[str, P
     share of the ads that are not judged low is among the first k.
     """
     num_queries, width = topk_ad_ids.shape
-    grades = _grades_of(topk_ad_ids, judged)
+    entries = _entries(topk_ad_ids, judged.queries, judged.ads)
+    grades = np.append(judged.grades, np.nan)[entries]
     is_judged = ~np.isnan(grades)
     is_low = grades < LOW
     is_high = grades >= LOW
@@ -188,16 +194,3 @@ def judged_metrics(topk_ad_ids: NDArray[Any], judged: Judgements) -> dict[str, P
 
 def _share(part: NDArray[Any], whole: NDArray[Any]) -> Float64s:
     return np.divide(part, whole, out=np.zeros(len(whole)), where=whole > 0)
-
-
-def _grades_of(topk_ad_ids: NDArray[Any], judged: Judgements) -> Float64s:
-    """Return the grade of each prediction (queries, k); NaN if it is not judged."""
-    if not len(judged.ads):
-        return np.full(topk_ad_ids.shape, np.nan)
-    span = int(max(judged.ads.max(), topk_ad_ids.max(initial=0))) + 1
-    pairs = judged.queries * span + judged.ads
-    order = np.argsort(pairs)
-    predicted = np.arange(len(topk_ad_ids))[:, None] * span + topk_ad_ids
-    place = order[np.minimum(np.searchsorted(pairs, predicted, sorter=order), len(order) - 1)]
-    is_judged = (pairs[place] == predicted) & (topk_ad_ids >= 0)
-    return np.where(is_judged, judged.grades[place], np.nan)

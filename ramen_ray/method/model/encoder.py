@@ -250,12 +250,17 @@ def build_bag(pretrained: str) -> BagEncoder:
     return encoder
 
 
+def build_encoder(pretrained: str) -> Encoder:
+    """Load an encoder of either kind, as what it was trained, or an EncoderError."""
+    is_bag = open_encoder(pretrained).kind == "bag"
+    return build_bag(pretrained) if is_bag else build_transformer(pretrained)
+
+
 def load_encoder(folder: Path) -> Encoder:
     """Load an encoder of either kind from the sentence-transformers folder that it was saved as."""
     if not (folder / "modules.json").is_file():
         raise EncoderError(f"{folder} is not an encoder folder: it has no modules.json")
-    is_bag = open_encoder(str(folder)).kind == "bag"
-    return build_bag(str(folder)) if is_bag else build_transformer(str(folder))
+    return build_encoder(str(folder))
 
 
 def _check_vocabulary(name: str, tokenizer: PreTrainedTokenizerFast, num_embeddings: int) -> None:

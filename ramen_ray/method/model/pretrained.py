@@ -243,8 +243,7 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerFast:
     static = None if file else file_of(name, STATIC_TOKENIZER)
     lists = filter(None, (file_of(name, relative) for relative in LISTS_OF_TOKENS))
     measured = file or static
-    fault = None if measured is None else fault_of(measured, *lists)
-    if fault:
+    if measured is not None and (fault := fault_of(measured, *lists)):
         raise EncoderError(f"cannot load a tokenizer from {name!r}: {fault}")
     with opening("a tokenizer", name):
         if static is None:

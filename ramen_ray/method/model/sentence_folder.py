@@ -89,6 +89,13 @@ class EncoderFolder:
             )
         return chosen or cast(Pooling, self.pooling)
 
+    def choose_prompts(self, query: str | None, ad: str | None) -> Prompts:
+        """Return the prompts that were given, or else those that the encoder has."""
+        return Prompts(
+            self.prompts.query if query is None else query,
+            self.prompts.ad if ad is None else ad,
+        )
+
     def check_length(self, max_length: int, flag: str) -> None:
         """Check that there are positions for the ``max_length`` of a ``flag``."""
         if self.most_tokens is not None and max_length > self.most_tokens:

@@ -165,8 +165,8 @@ class AdaptiveWeights(StepPart):
     def save(self, folder: Path) -> dict[str, Any]:
         """Return the levels, what pulls, and the evidence of the epoch."""
         return {
-            "levels": dict(zip(self.objective.names, self._levels.tolist(), strict=True)),
-            "pulls": dict(zip(self.objective.names, self._pulls.tolist(), strict=True)),
+            "levels": self._levels,
+            "pulls": self._pulls,
             "evidence": self._evidence,
             "seen": None if self._seen is None else torch.from_numpy(self._seen),
             "step": self._step,
@@ -178,9 +178,8 @@ class AdaptiveWeights(StepPart):
     ) -> SamplingSources:
         """Restore what :meth:`save` returned."""
         device = self._levels.device
-        names = self.objective.names
-        self._levels = torch.tensor([content["levels"][name] for name in names], device=device)
-        self._pulls = torch.tensor([content["pulls"][name] for name in names], device=device)
+        self._levels = torch.as_tensor(content["levels"], device=device)
+        self._pulls = torch.as_tensor(content["pulls"], device=device)
         self._evidence = content["evidence"].to(device)
         self._seen = None if content["seen"] is None else content["seen"].numpy().copy()
         self._step = content["step"]

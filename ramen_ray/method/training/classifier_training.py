@@ -68,17 +68,14 @@ class ClassifierTraining:
         self._vectors.grad = None
         self.schedule.step()
 
-    def save(self, folder: Path) -> None:
-        """Write the moments of the held rows into ``folder``; :meth:`state_dict` has the rest."""
+    def save(self, folder: Path) -> dict[str, Any]:
+        """Write the moments of the held rows into ``folder``; return what all workers share."""
         for name in MOMENTS:
             write_rows(folder, name, self.classifiers.first, self._state[name])
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the plain values that a checkpoint keeps; the same on every worker."""
         return {"step": self._state["step"], "schedule": self.schedule.state_dict()}
 
     def restore(self, folder: Path, content: dict[str, Any]) -> None:
-        """Restore what :meth:`save` and :meth:`state_dict` kept, whatever the number of workers."""
+        """Restore what :meth:`save` kept, whatever the number of workers."""
         state = {name: read_rows(folder, name, self.classifiers.held) for name in MOMENTS}
         device = self._vectors.device
         self.optimizer.state[self._vectors] = {
@@ -123,8 +120,7 @@ class ClassifierPart(StepPart):
     def save(self, folder: Path) -> Any:
         """Write the classifiers that this worker holds, and their moments."""
         self.training.classifiers.save(folder / CLASSIFIER_FOLDER)
-        self.training.save(folder / MOMENTS_FOLDER)
-        return self.training.state_dict()
+        return self.training.save(folder / MOMENTS_FOLDER)
 
     def restore(self, folder: Path, content: Any, sources: SamplingSources) -> SamplingSources:
         """Restore the moments; the model has the classifiers."""

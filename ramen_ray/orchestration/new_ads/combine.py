@@ -29,16 +29,17 @@ from ramen_ray.orchestration.new_ads.finished import (
 )
 from ramen_ray.orchestration.new_ads.settings import CombineSettings
 from ramen_ray.orchestration.prepare.pipeline import prepare
-from ramen_ray.orchestration.run.build import build_propensity, trained_tokenizer
-from ramen_ray.orchestration.run.checkpoints import keep_intact_checkpoints
+from ramen_ray.orchestration.run.build import build_propensity
 from ramen_ray.orchestration.run.directory import (
     IDENTITY_FILE,
     RunDirectory,
     RunError,
+    keep_intact_checkpoints,
     refuse_anothers,
     told_how_to_go_on,
 )
 from ramen_ray.orchestration.run.identity import software
+from ramen_ray.orchestration.run.inputs import trained_tokenizer
 from ramen_ray.orchestration.run.processes import train_in_all_workers
 from ramen_ray.orchestration.run.results import EXAMPLE_QUERIES, SINCE_IT_BEGAN
 from ramen_ray.tracking.addresses import tracking_uri
@@ -80,8 +81,8 @@ def combine(settings: CombineSettings) -> CombineResult:
         parent = Run(registry.uri, str(finished.directory.mlflow_run_id))
         run = directory.open_run(registry.uri, config.experiment, output, parent)
         for checkpoint in keep_intact_checkpoints(directory.path):
-            its = read_json(checkpoint.folder / IDENTITY_FILE)
-            refuse_anothers(checkpoint.folder, its, identity_of(directory.path))
+            its = read_json(checkpoint / IDENTITY_FILE)
+            refuse_anothers(checkpoint, its, identity_of(directory.path))
         with told_how_to_go_on(directory.path), run.closing():
             parameters = {f"combine.{key}": value for key, value in flatten(settings).items()}
             run.log_parameters({**registry.parameters(parent.id), **parameters}, {})

@@ -5,14 +5,13 @@ few batches, a shard of embeddings, and a few numbers a text.
 """
 
 from collections import Counter
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from ramen_ray.config import GB_PER_SHARD
-from ramen_ray.data.arrays import Int64s, map_array
+from ramen_ray.data.arrays import UInt64s, map_array
 from ramen_ray.data.checks.validation import check
 from ramen_ray.data.engine import engine
 from ramen_ray.data.store.dataset import Dataset, DatasetError, DatasetWriter
@@ -37,10 +36,10 @@ from ramen_ray.method.graph.similar import (
     similar_by_embeddings,
 )
 from ramen_ray.method.model.dual_encoder import DualEncoder, tokenize_texts
-from ramen_ray.method.model.encoder import Encoder, build_bag, build_transformer
+from ramen_ray.method.model.encoder import build_bag, build_encoder
 from ramen_ray.method.model.sentence_folder import open_encoder
 from ramen_ray.method.model.texts import TextTokenizer
-from ramen_ray.method.retrieval.search import TopK, keep_sample, search, share_found
+from ramen_ray.method.retrieval.search import keep_sample, search, share_found
 from ramen_ray.method.retrieval.shards import embedded_shards
 from ramen_ray.method.retrieval.shortlists import sampled_queries
 from ramen_ray.orchestration.cluster.joining import start_ray
@@ -83,11 +82,8 @@ def add_similar(
         with engine(folder, dataset=dataset) as connection:
             texts = write_texts(connection, staging)
         plain = np.concatenate([plain_hashes(batch) for batch in texts.chunks])
-        find = _Search(_embed(staging, settings.encoder, settings.max_length), gb_per_shard)
-        blocks = find(settings.top_k + SPARE_NEIGHBOURS)
-        write_near(staging, similar_by_embeddings(blocks, plain, settings, counts))
-        if not find.is_exact:
-            counts[FOUND] = round(100 * find.recall(settings.top_k))
+        embeddings = _embed(staging, settings.encoder, settings.max_length)
+        _write_nearest(staging, embeddings, plain, settings, gb_per_shard, counts)
         with engine(folder, dataset=dataset) as connection:
             writer = DatasetWriter(folder)
             written = write_text_edges(
@@ -102,7 +98,7 @@ def add_similar(
 
 def _embed(folder: Path, encoder: str | None, max_length: int) -> Path:
     """Write the embeddings of all texts into a file, in their order."""
-    model = DualEncoder(_load_encoder(encoder))
+    model = DualEncoder(build_bag(MINILM) if encoder is None else build_encoder(encoder))
     model.save(folder / "model", max_length)
     tokenize = model.encoder.text_tokenizer(max_length)
     texts = read_texts(folder)
@@ -124,39 +120,31 @@ def _tokenize(folder: Path, number: int, tokenize: TextTokenizer) -> TableRows:
     return TableRows(tokens, range(len(batch)), "queries")
 
 
-class _Search:
-    """Searches the embeddings of all texts, approximately if it takes long; keeps a sample."""
-
-    def __init__(self, file: Path, gb_per_shard: float) -> None:
-        self.file = file
-        self.gb_per_shard = gb_per_shard
-        self.num_texts, self.dim = map_array(file).shape
-        self.is_exact = self.num_texts**2 * self.dim <= MOST_EXACT_PRODUCTS
-        self.sample = sampled_queries(self.num_texts, SAMPLED_TEXTS)
-
-    def __call__(self, most: int) -> Iterator[tuple[Int64s, TopK]]:
-        """Yield blocks of texts with up to ``most`` of their nearest, themselves among them."""
-        k = min(most, self.num_texts)
-        shards = embedded_shards(self.file, 0, self.gb_per_shard, self.is_exact, EFFORT)
-        self.found = np.full((len(self.sample), k), -1)
-        blocks = keep_sample(
-            search_shards(shards, self.file, self.num_texts, k), self.sample, self.found
-        )
-        done = logged_blocks(
-            "searching similar texts", blocks, lambda block: len(block[1][0]), self.num_texts
-        )
-        for start, best in done:
-            yield np.arange(start, start + len(best[0])), best
-
-    def recall(self, k: int) -> float:
-        """Return the share of the k nearest others of the sample that are among the k found."""
-        embeddings = map_array(self.file)
-        nearest, _ = search(embeddings[self.sample], embeddings, k + 1)  # itself among them
-        others = np.where(nearest == self.sample[:, None], -1, nearest)
-        return share_found(self.found[:, : k + 1], others)
-
-
-def _load_encoder(name: str | None) -> Encoder:
-    if name is None or open_encoder(name).kind == "bag":
-        return build_bag(name or MINILM)
-    return build_transformer(name)
+def _write_nearest(
+    staging: Path,
+    file: Path,
+    plain: UInt64s,
+    settings: SimilarSettings,
+    gb_per_shard: float,
+    counts: Counter[str],
+) -> None:
+    """Search the embeddings in ``file`` and write what is near; approximately if it takes long."""
+    embeddings = map_array(file)
+    num_texts, dim = embeddings.shape
+    is_exact = num_texts**2 * dim <= MOST_EXACT_PRODUCTS
+    k = min(settings.top_k + SPARE_NEIGHBOURS, num_texts)
+    sample = sampled_queries(num_texts, SAMPLED_TEXTS)
+    found = np.full((len(sample), k), -1)
+    shards = embedded_shards(file, 0, gb_per_shard, is_exact, EFFORT)
+    blocks = logged_blocks(
+        "searching similar texts",
+        keep_sample(search_shards(shards, file, num_texts, k), sample, found),
+        lambda block: len(block[1][0]),
+        num_texts,
+    )
+    write_near(staging, similar_by_embeddings(blocks, plain, settings, counts))
+    if not is_exact:
+        num_nearest = settings.top_k + 1  # a text itself among them
+        nearest, _ = search(embeddings[sample], embeddings, num_nearest)
+        others = np.where(nearest == sample[:, None], -1, nearest)
+        counts[FOUND] = round(100 * share_found(found[:, :num_nearest], others))

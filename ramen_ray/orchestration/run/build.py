@@ -1,5 +1,6 @@
 """Build the parts of a run from its configuration; this module does not need Ray."""
 
+import logging
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -11,11 +12,11 @@ from torch.optim.lr_scheduler import LRScheduler
 from ramen_ray.config import ConfigError, EncoderConfig, RunConfig
 from ramen_ray.data.arrays import Int64s
 from ramen_ray.data.prepared.folder import Prepared
-from ramen_ray.method.distributed import gather_arrays, own_range
+from ramen_ray.errors import DatasetError
+from ramen_ray.method.distributed import gather_arrays, is_first_worker, own_range
 from ramen_ray.method.metrics.ground_truth import GroundTruth, Propensity
 from ramen_ray.method.model.dual_encoder import (
     CLASSIFIER_FOLDER,
-    ENCODER_FOLDER,
     HEAD_FOLDER,
     DualEncoder,
     Scoring,
@@ -23,7 +24,6 @@ from ramen_ray.method.model.dual_encoder import (
 from ramen_ray.method.model.encoder import Encoder, build_bag, build_transformer
 from ramen_ray.method.model.heads import Classifiers, Head
 from ramen_ray.method.model.sentence_folder import open_encoder
-from ramen_ray.method.model.texts import Prompts, TextTokenizer
 from ramen_ray.method.objectives.adaptation import AdaptiveWeights, untestable
 from ramen_ray.method.objectives.judged import JudgedPart, graded_term
 from ramen_ray.method.objectives.losses import Loss, SoftmaxLoss, TripletLoss
@@ -49,6 +49,8 @@ from ramen_ray.method.training.state import TrainState, build_optimizer, build_s
 PROJECTION_SEED = 0
 CLASSIFIER_HEAD_SEED = 1
 ADS_TO_CENTRE_ON = 4096
+
+logger = logging.getLogger(__name__)
 
 
 def build_model(config: RunConfig) -> DualEncoder:
@@ -85,16 +87,9 @@ def build_encoder(config: EncoderConfig) -> Encoder:
         encoder: Encoder = build_bag(config.pretrained)
     else:
         encoder = build_transformer(config.pretrained, config.pooling, config.num_layers)
-    encoder.prompts = choose_prompts(config, encoder.prompts)
+    folder = open_encoder(config.pretrained, config.kind)
+    encoder.prompts = folder.choose_prompts(config.query_prompt, config.ad_prompt)
     return encoder
-
-
-def choose_prompts(config: EncoderConfig, trained_with: Prompts) -> Prompts:
-    """Return the prompts that are configured, or else those that the encoder has."""
-    return Prompts(
-        trained_with.query if config.query_prompt is None else config.query_prompt,
-        trained_with.ad if config.ad_prompt is None else config.ad_prompt,
-    )
 
 
 def build_classifiers(
@@ -133,18 +128,6 @@ def held_classifiers(config: RunConfig, data: Prepared) -> range | None:
         return None
     ads = own_range(len(data.ads))
     return range(int(ads[0]), int(ads[-1]) + 1)
-
-
-def encoder_tokenizer(encoder: EncoderConfig) -> TextTokenizer:
-    """Load an encoder's tokenizer; a bag of tokens gets no special tokens."""
-    folder = open_encoder(encoder.pretrained, encoder.kind)
-    return folder.tokenizer(encoder.max_length, choose_prompts(encoder, folder.prompts))
-
-
-def trained_tokenizer(checkpoint: Path, encoder: EncoderConfig) -> TextTokenizer:
-    """Load the tokenizer of a checkpoint, whatever has become of the encoder that it began with."""
-    folder = str(checkpoint / ENCODER_FOLDER)
-    return encoder_tokenizer(encoder.model_copy(update={"pretrained": folder}))
 
 
 def build_objective(config: RunConfig) -> Objective:
@@ -226,8 +209,25 @@ def build_training_data(
 
 
 def build_sampler(config: RunConfig, data: Prepared, training_data: TrainingData) -> Sampler:
-    """Build the sampler that draws a run's batches."""
+    """Build the sampler that draws a run's batches.
+
+    Raises a DatasetError if clicks do not fill a batch, a ConfigError if no query has enough.
+    """
     parts = config.base.parts
+    batch = config.training.global_batch_size
+    name = data.metadata["name"]
+    most = int(np.diff(training_data.clicks.indptr).max())
+    if parts.num_positives > most:
+        raise ConfigError(
+            f"base.num_positives {parts.num_positives} is more than any query of {name} led to: "
+            f"the most is {most}"
+        )
+    num_queries = len(training_data.clicked_rows)
+    if num_queries < batch:
+        raise DatasetError(
+            f"{name} has {num_queries} train queries with clicks, fewer than "
+            f"training.global_batch_size {batch}"
+        )
     has_shortlists = parts.hard_negatives == "shortlists"
     clicks = data.weighted_clicks if config.training.sampling == "clicks" else None
     judged = training_data.judged
@@ -238,7 +238,7 @@ def build_sampler(config: RunConfig, data: Prepared, training_data: TrainingData
             drawn = judged.pairs if config.judged.graded else judged.low
     return Sampler(
         training_data,
-        config.training.global_batch_size,
+        batch,
         config.seed,
         clicks,
         parts.num_hard_negatives if has_shortlists else 0,
@@ -304,10 +304,17 @@ def build_state(
 
 
 def untested_graphs(config: RunConfig, training_data: TrainingData) -> list[Regularizer]:
-    """Return the graphs whose adaptive weights start without a test."""
+    """Return the graphs whose adaptive weights start without a test, and name exceptions."""
     if config.base.parts.loss == "triplet":
         return [*training_data.graphs]
-    return untestable(training_data)
+    untested = untestable(training_data)
+    if is_first_worker():
+        for graph in untested:
+            logger.warning(
+                "%s: hardly any of its nodes have clicks to test it by; it starts at a tenth of λ",
+                graph.name,
+            )
+    return untested
 
 
 def use_bf16(config: RunConfig, device: torch.device) -> bool:

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 
 from ramen_ray.data.store.made_folder import (
-    is_intact,
     owned_folder,
     read_json,
     write_checksums,
@@ -124,22 +123,6 @@ def _move_into(folder: Path, share: Path) -> None:
 def kept_in(run: Path) -> list[Checkpoint]:
     """Return the checkpoints in a run's folder, from old to new."""
     return list(map(_open, checkpoint_folders(run)))
-
-
-def keep_intact_checkpoints(run: Path) -> list[Checkpoint]:
-    """Remove the damaged checkpoints of a run before it is resumed, with a warning each.
-
-    Returns the others.
-    """
-    folders = checkpoint_folders(run)
-    kept: list[Checkpoint] = []
-    for folder in folders:
-        otherwise = "the run goes on from " + (kept[-1].folder.name if kept else "its start")
-        if folder != folders[-1]:
-            otherwise = f"the best model so far is lost; to train from the start, delete {run}"
-        if is_intact(folder, otherwise):
-            kept.append(_open(folder))
-    return kept
 
 
 def _open(folder: Path) -> Checkpoint:

@@ -1,26 +1,19 @@
-"""A run's folder: its name, its configuration, its lock, and whether it is finished."""
+"""A run's folder: its lock, its notes, and whether what it was made from is still the same."""
 
 import json
 import re
-import shutil
+import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from itertools import chain, count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ramen_ray.config import RunConfig, flatten, read_config, write_config
-from ramen_ray.data.store.made_folder import folder_lock, read_json, write_json
-from ramen_ray.errors import UserError
+from ramen_ray.config import RunConfig, flatten, read_config
+from ramen_ray.data.store.made_folder import folder_lock, is_intact, read_json, write_json
+from ramen_ray.errors import UserError, shown_path
 from ramen_ray.long_work import warn_once
-from ramen_ray.naming import joined_name, short_hash
-from ramen_ray.orchestration.run.changes import differences, removals
-from ramen_ray.presets import used_sets
 from ramen_ray.tracking.runs import Run, open_run
-
-if TYPE_CHECKING:
-    from ramen_ray.orchestration.run.identity import Inputs
 
 WHERE_IT_RUNS = {
     "dataset",
@@ -41,6 +34,9 @@ PART_ADS_FILE = "test_ads_{}.npy"
 OTHER_NAME = "choose another name"
 CHECKPOINT = re.compile(r"checkpoint_\d{9,}")  # the name of a checkpoint's folder
 IDENTITY_FILE = "made_from.json"  # in a checkpoint: what its run is made from
+REMOVES = "python", "jobs/graph.py", "remove"
+TABLES = "tables"
+"""In what a run is made from: a digest of each table, which says what of the dataset differs."""
 
 Identity = dict[str, str]  # what a run is made from besides its settings, by name; see made_from
 
@@ -166,13 +162,29 @@ class RunDirectory:
         """Raise a RunError if what the folder has so far is ``made_from`` something else."""
         notes = self.notes
         before = notes.get("made_from", {}) if notes else made_from
-        _refuse_changed(self.path, before, made_from, dataset, allow_changed)
+        refuse_changed(self.path, before, made_from, dataset, allow_changed)
 
 
 def checkpoint_folders(run: Path) -> list[Path]:
     """Return the folders of a run's checkpoints, from old to new."""
     named = (folder for folder in run.glob("checkpoint_*") if CHECKPOINT.fullmatch(folder.name))
     return sorted(folder for folder in named if folder.is_dir())
+
+
+def keep_intact_checkpoints(run: Path) -> list[Path]:
+    """Remove the damaged checkpoints of a run before it is resumed, with a warning each.
+
+    Returns the others.
+    """
+    folders = checkpoint_folders(run)
+    kept: list[Path] = []
+    for folder in folders:
+        otherwise = "the run goes on from " + (kept[-1].name if kept else "its start")
+        if folder != folders[-1]:
+            otherwise = f"the best model so far is lost; to train from the start, delete {run}"
+        if is_intact(folder, otherwise):
+            kept.append(folder)
+    return kept
 
 
 def checkpoint_of(named: Path) -> Path:
@@ -202,16 +214,7 @@ def refuse_anothers(checkpoint: Path, theirs: Mapping[str, Any], ours: Mapping[s
     refuse_other(theirs, ours, f"{checkpoint} is another run's", advice)
 
 
-def refuse_another_runs(checkpoint: Path, inputs: "Inputs") -> None:
-    """Raise a RunError if a checkpoint is of other settings, or made from something else."""
-    config = inputs.config
-    settings = deciding_settings(read_config(checkpoint / CONFIG_FILE))
-    refuse_anothers(checkpoint, settings, deciding_settings(config))
-    before = read_json(checkpoint / IDENTITY_FILE)
-    _refuse_changed(checkpoint, before, inputs.made_from, config.dataset, config.allow_changed)
-
-
-def _refuse_changed(
+def refuse_changed(
     path: Path, before: Identity, now: Identity, dataset: str | Path, allow_changed: bool
 ) -> None:
     """Raise a RunError if a folder was made from something else than what is there ``now``.
@@ -248,70 +251,6 @@ def run_with_id(output: Path, mlflow_run_id: str) -> RunDirectory | None:
     return None
 
 
-def started_from(config: RunConfig) -> str:
-    """Return what tables call the encoder that a run starts from: an earlier run, or untrained."""
-    checkpoint = Path(config.encoder.pretrained).parent
-    is_of_run = (checkpoint / IDENTITY_FILE).is_file()
-    return f"start: {checkpoint.parent.name}" if is_of_run else "untrained"
-
-
-def experiment_hash(config: RunConfig, dataset_fingerprint: str) -> str:
-    """Hash what determines a run's result: the data, and all settings but where it runs."""
-    settings = json.dumps(config.model_dump(exclude=WHERE_IT_RUNS), sort_keys=True)
-    return short_hash(f"{settings}{dataset_fingerprint}")
-
-
-@contextmanager
-def open_run_directory(inputs: "Inputs") -> Iterator[RunDirectory]:
-    """Find the run to start or resume, and lock it until the ``with`` block ends.
-
-    Without a name, the same configuration on the same data resumes an interrupted run, or starts a
-    new one (with a number after its name) if all earlier ones are finished or in use.
-
-    Raises:
-        RunError: the name is taken by a finished or active run, or by one with a different
-            configuration, or made from something else; the message lists what differs.
-    """
-    config = inputs.config
-    default = config.name or default_name(inputs)
-    for name in chain([default], (f"{default}-{number}" for number in count(2))):
-        directory = RunDirectory.of(config.output, name)
-        is_made_here = directory.create()
-        path = directory.path
-        with folder_lock(path) as is_ours:
-            if is_ours and not directory.is_finished:
-                with told_how_to_go_on(path), _undone_on_early_failure(path, is_made_here):
-                    _refuse_another(directory, inputs)
-                    write_config(config, path / CONFIG_FILE)  # anew: the file may be damaged
-                    directory.note(plan=deciding_settings(config), made_from=inputs.made_from)
-                    yield directory
-                return
-        reason = "is finished" if is_ours else "is in use by another process"
-        if config.name is not None:
-            raise RunError(f"the run {name!r} in {path.parent} {reason}; choose another name")
-
-
-def default_name(inputs: "Inputs") -> str:
-    """Name a run after what is trained, as in ``shop-bag-unidec-graph-`` and a hash of it all."""
-    config = inputs.config
-    has_graph = ["graph"] if used_sets(config) else []
-    key = experiment_hash(config, inputs.made_from["dataset"])
-    kinds = config.encoder.kind, config.base.kind
-    return joined_name(inputs.dataset.name, *kinds, *has_graph, key)
-
-
-def finished_run(inputs: "Inputs") -> RunDirectory | None:
-    """Return the folder of the run that a configuration names; None if it is not finished.
-
-    Raises a RunError if it has other settings or data, or is made from something else.
-    """
-    directory = RunDirectory.of(inputs.config.output, str(inputs.config.name))
-    if not directory.is_finished:
-        return None
-    _refuse_another(directory, inputs)
-    return directory
-
-
 @contextmanager
 def told_how_to_go_on(path: Path) -> Iterator[None]:
     """Let Ctrl-C say where the same command goes on."""
@@ -323,25 +262,48 @@ def told_how_to_go_on(path: Path) -> Iterator[None]:
         raise KeyboardInterrupt(f"the same command {where}") from stop
 
 
-@contextmanager
-def _undone_on_early_failure(path: Path, is_made_here: bool) -> Iterator[None]:
-    """Remove a new run that fails before its first checkpoint, unless its folder was there."""
-    try:
-        yield
-    except BaseException:
-        if is_made_here and not checkpoint_folders(path):
-            shutil.rmtree(path)
-        raise
-
-
-def _refuse_another(directory: RunDirectory, inputs: "Inputs") -> None:
-    """Refuse the folder of a run of other settings, or made from something else."""
-    config = inputs.config
-    directory.refuse_another(deciding_settings(config), "run")
-    directory.refuse_changed(inputs.made_from, config.dataset, config.allow_changed)
+def started_from(config: RunConfig) -> str:
+    """Return what tables call the encoder that a run starts from: an earlier run, or untrained."""
+    checkpoint = Path(config.encoder.pretrained).parent
+    is_of_run = (checkpoint / IDENTITY_FILE).is_file()
+    return f"start: {checkpoint.parent.name}" if is_of_run else "untrained"
 
 
 def deciding_settings(config: RunConfig) -> dict[str, Any]:
     """Return the settings that determine a run's result, by dotted key."""
     settings = flatten(config).items()
     return {key: value for key, value in settings if key.split(".")[0] not in WHERE_IT_RUNS}
+
+
+def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """Describe in one line which keys have different values now than before, and which tables."""
+    values = [
+        f"{key} ({before.get(key)!r} there, {now.get(key)!r} now)"
+        for key in sorted({*before, *now} - {TABLES})
+        if before.get(key) != now.get(key)
+    ]
+    kinds = _changed_tables(before, now)
+    tables = [f"{', '.join(names)}: {kind}" for kind, names in kinds.items() if names]
+    return "; ".join([*values, *tables] if values else [])
+
+
+def removals(before: Mapping[str, Any], now: Mapping[str, Any], dataset: str | Path) -> str:
+    """Return the commands that remove a dataset's new anchor sets, each in brackets."""
+    new = _changed_tables(before, now)["new"]
+    names = [table.removeprefix("anchors/") for table in new if table.startswith("anchors/")]
+    commands = ([*REMOVES, shown_path(dataset), "--name", name] for name in names)
+    return "".join(f" ({shlex.join(command)})" for command in commands)
+
+
+def _changed_tables(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Return the names of the tables that are new, that differ, and that are gone, if noted."""
+    if not before.get(TABLES) or not now.get(TABLES):
+        return {"new": []}
+    was, is_now = (
+        dict(word.split(":") for word in identity[TABLES].split()) for identity in (before, now)
+    )
+    return {
+        "new": sorted(is_now.keys() - was),
+        "different": sorted(table for table in was.keys() & is_now if was[table] != is_now[table]),
+        "gone": sorted(was.keys() - is_now),
+    }

@@ -13,22 +13,23 @@ from ramen_ray.errors import shown_path
 from ramen_ray.method.model.dual_encoder import ENCODER_FOLDER
 from ramen_ray.orchestration.cluster.joining import start_ray
 from ramen_ray.orchestration.cluster.resources import check_resources
-from ramen_ray.orchestration.run.changes import TABLES
-from ramen_ray.orchestration.run.checkpoints import keep_intact_checkpoints
 from ramen_ray.orchestration.run.directory import (
     CONFIG_FILE,
+    TABLES,
     RunDirectory,
+    keep_intact_checkpoints,
+    started_from,
+)
+from ramen_ray.orchestration.run.identity import (
+    Inputs,
     finished_run,
     open_run_directory,
     refuse_another_runs,
-    started_from,
 )
-from ramen_ray.orchestration.run.identity import Inputs
 from ramen_ray.orchestration.run.inputs import (
     check_config,
     edges_to_train,
     note_carried,
-    note_untestable,
     prepared_data,
 )
 from ramen_ray.orchestration.run.processes import Train, train_in_all_workers
@@ -89,7 +90,7 @@ def fit_on(inputs: Inputs, run_workers: RunWorkers, parent: Run | None = None) -
     check_config(config, dataset)
     with in_use(dataset.path), open_run_directory(inputs) as directory:
         for checkpoint in keep_intact_checkpoints(directory.path):
-            refuse_another_runs(checkpoint.folder, inputs)
+            refuse_another_runs(checkpoint, inputs)
         run = directory.open_run(uri, config.experiment, output, parent)
         with run.closing(nested=parent is not None):
             run.log_first_artifact(directory.path / CONFIG_FILE)
@@ -103,7 +104,6 @@ def fit_on(inputs: Inputs, run_workers: RunWorkers, parent: Run | None = None) -
             data = prepared_data(config, dataset)
             note_carried(inputs, directory.path)
             edges = edges_to_train(config, data)
-            note_untestable(config, data, edges)
             _log_inputs(run, inputs, data)
             task = WorkerTask(inputs, data.path, edges, directory.path, run)
             trained = run_workers(task.train, config.workers, directory.path)

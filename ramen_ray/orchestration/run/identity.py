@@ -1,17 +1,29 @@
-"""What a run is made from besides its settings, and whether that is still the same."""
+"""What a run is made from besides its settings, and the folder of the run that is made from it."""
 
+import json
+import shutil
 from collections.abc import Container, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
+from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import ramen_ray
-from ramen_ray.config import RunConfig, flatten, overlay, read_config, with_absolute_paths
+from ramen_ray.config import (
+    RunConfig,
+    flatten,
+    overlay,
+    read_config,
+    with_absolute_paths,
+    write_config,
+)
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.store.made_folder import (
     content_digest,
+    folder_lock,
     made_once,
     owned_folder,
     read_json,
@@ -20,15 +32,25 @@ from ramen_ray.data.store.made_folder import (
 from ramen_ray.method.model.dual_encoder import CLASSIFIER_FOLDER, ENCODER_FOLDER, copy_model
 from ramen_ray.method.model.pretrained import content_of
 from ramen_ray.method.model.sentence_folder import open_encoder
-from ramen_ray.orchestration.run.changes import TABLES, differences, removals
+from ramen_ray.naming import joined_name, short_hash
 from ramen_ray.orchestration.run.directory import (
     CONFIG_FILE,
     IDENTITY_FILE,
+    TABLES,
+    WHERE_IT_RUNS,
     Identity,
     RunDirectory,
     RunError,
+    checkpoint_folders,
+    deciding_settings,
+    differences,
+    refuse_anothers,
+    refuse_changed,
+    removals,
     run_with_id,
+    told_how_to_go_on,
 )
+from ramen_ray.presets import used_sets
 from ramen_ray.tracking.addresses import tracking_uri
 from ramen_ray.tracking.runs import MODELS
 
@@ -178,3 +200,87 @@ def _source_digest() -> str:
     root = Path(ramen_ray.__file__).parent
     files = sorted((file.relative_to(root).as_posix(), file) for file in root.rglob("*.py"))
     return content_digest(files)
+
+
+def refuse_another_runs(checkpoint: Path, inputs: Inputs) -> None:
+    """Raise a RunError if a checkpoint is of other settings, or made from something else."""
+    config = inputs.config
+    settings = deciding_settings(read_config(checkpoint / CONFIG_FILE))
+    refuse_anothers(checkpoint, settings, deciding_settings(config))
+    before = read_json(checkpoint / IDENTITY_FILE)
+    refuse_changed(checkpoint, before, inputs.made_from, config.dataset, config.allow_changed)
+
+
+def experiment_hash(config: RunConfig, dataset_fingerprint: str) -> str:
+    """Hash what determines a run's result: the data, and all settings but where it runs."""
+    settings = json.dumps(config.model_dump(exclude=WHERE_IT_RUNS), sort_keys=True)
+    return short_hash(f"{settings}{dataset_fingerprint}")
+
+
+@contextmanager
+def open_run_directory(inputs: Inputs) -> Iterator[RunDirectory]:
+    """Find the run to start or resume, and lock it until the ``with`` block ends.
+
+    Without a name, the same configuration on the same data resumes an interrupted run, or starts a
+    new one (with a number after its name) if all earlier ones are finished or in use.
+
+    Raises:
+        RunError: the name is taken by a finished or active run, or by one with a different
+            configuration, or made from something else; the message lists what differs.
+    """
+    config = inputs.config
+    default = config.name or default_name(inputs)
+    for name in chain([default], (f"{default}-{number}" for number in count(2))):
+        directory = RunDirectory.of(config.output, name)
+        is_made_here = directory.create()
+        path = directory.path
+        with folder_lock(path) as is_ours:
+            if is_ours and not directory.is_finished:
+                with told_how_to_go_on(path), _undone_on_early_failure(path, is_made_here):
+                    _refuse_another(directory, inputs)
+                    write_config(config, path / CONFIG_FILE)  # anew: the file may be damaged
+                    directory.note(plan=deciding_settings(config), made_from=inputs.made_from)
+                    yield directory
+                return
+        reason = "is finished" if is_ours else "is in use by another process"
+        if config.name is not None:
+            raise RunError(f"the run {name!r} in {path.parent} {reason}; choose another name")
+
+
+def default_name(inputs: Inputs) -> str:
+    """Name a run after what is trained, as in ``shop-bag-unidec-graph-`` and a hash of it all."""
+    config = inputs.config
+    has_graph = ["graph"] if used_sets(config) else []
+    key = experiment_hash(config, inputs.made_from["dataset"])
+    kinds = config.encoder.kind, config.base.kind
+    return joined_name(inputs.dataset.name, *kinds, *has_graph, key)
+
+
+def finished_run(inputs: Inputs) -> RunDirectory | None:
+    """Return the folder of the run that a configuration names; None if it is not finished.
+
+    Raises a RunError if it has other settings or data, or is made from something else.
+    """
+    directory = RunDirectory.of(inputs.config.output, str(inputs.config.name))
+    if not directory.is_finished:
+        return None
+    _refuse_another(directory, inputs)
+    return directory
+
+
+@contextmanager
+def _undone_on_early_failure(path: Path, is_made_here: bool) -> Iterator[None]:
+    """Remove a new run that fails before its first checkpoint, unless its folder was there."""
+    try:
+        yield
+    except BaseException:
+        if is_made_here and not checkpoint_folders(path):
+            shutil.rmtree(path)
+        raise
+
+
+def _refuse_another(directory: RunDirectory, inputs: Inputs) -> None:
+    """Refuse the folder of a run of other settings, or made from something else."""
+    config = inputs.config
+    directory.refuse_another(deciding_settings(config), "run")
+    directory.refuse_changed(inputs.made_from, config.dataset, config.allow_changed)

@@ -22,19 +22,15 @@ from ramen_ray.data.store.dataset import WHILE_READ, Dataset, DatasetError, open
 from ramen_ray.data.store.made_folder import read_json
 from ramen_ray.long_work import warn_once
 from ramen_ray.method.metrics.ranking import METRICS
-from ramen_ray.method.model.dual_encoder import CLASSIFIER_FOLDER
+from ramen_ray.method.model.dual_encoder import CLASSIFIER_FOLDER, ENCODER_FOLDER
 from ramen_ray.method.model.heads import Classifiers
 from ramen_ray.method.model.pretrained import EncoderError
 from ramen_ray.method.model.sentence_folder import EncoderFolder, open_encoder
+from ramen_ray.method.model.texts import TextTokenizer
 from ramen_ray.method.objectives.terms import weighted_regularizers
 from ramen_ray.method.retrieval.index import FEWEST_IVF_PQ_ADS
 from ramen_ray.orchestration.prepare.pipeline import prepare, prepared_folder
-from ramen_ray.orchestration.run.build import (
-    build_training_data,
-    cluster_schedule,
-    encoder_tokenizer,
-    untested_graphs,
-)
+from ramen_ray.orchestration.run.build import cluster_schedule
 from ramen_ray.orchestration.run.directory import CONFIG_FILE, IDENTITY_FILE
 from ramen_ray.orchestration.run.identity import Inputs
 from ramen_ray.presets import lambdas, linked_sets
@@ -83,23 +79,17 @@ def check_config(config: RunConfig, dataset: Dataset) -> None:
     encoder_tokenizer(config.encoder)
 
 
-def check_clicks(config: RunConfig, data: Prepared) -> None:
-    """Raise a DatasetError if clicks do not fill a batch, a ConfigError if no query has enough."""
-    training_data = build_training_data(config, data)
-    drawn = config.base.parts.num_positives
-    most = int(np.diff(training_data.clicks.indptr).max())
-    if drawn > most:
-        raise ConfigError(
-            f"base.num_positives {drawn} is more than any query of {data.metadata['name']} led to: "
-            f"the most is {most}"
-        )
-    batch = config.training.global_batch_size
-    num_queries = len(training_data.clicked_rows)
-    if num_queries < batch:
-        raise DatasetError(
-            f"{data.metadata['name']} has {num_queries} train queries with clicks, fewer than "
-            f"training.global_batch_size {batch}"
-        )
+def encoder_tokenizer(encoder: EncoderConfig) -> TextTokenizer:
+    """Load an encoder's tokenizer; a bag of tokens gets no special tokens."""
+    folder = open_encoder(encoder.pretrained, encoder.kind)
+    prompts = folder.choose_prompts(encoder.query_prompt, encoder.ad_prompt)
+    return folder.tokenizer(encoder.max_length, prompts)
+
+
+def trained_tokenizer(checkpoint: Path, encoder: EncoderConfig) -> TextTokenizer:
+    """Load the tokenizer of a checkpoint, whatever has become of the encoder that it began with."""
+    folder = str(checkpoint / ENCODER_FOLDER)
+    return encoder_tokenizer(encoder.model_copy(update={"pretrained": folder}))
 
 
 def check_vocabulary(config: RunConfig, data: Prepared) -> None:
@@ -174,7 +164,7 @@ def _check_base(config: RunConfig) -> None:
             f"loss.reverse_share {config.loss.reverse_share} needs a softmax loss; set base.loss "
             f"to decoupled or supcon"
         )
-    if base.parts.order == "random":
+    if base.parts.order != "clustered":  # else each batch is a cluster
         return
     schedule = cluster_schedule(config)
     for epoch in schedule.double_at:
@@ -195,12 +185,10 @@ def _check_base(config: RunConfig) -> None:
 def prepared_data(config: RunConfig, dataset: Dataset) -> Prepared:
     """Prepare a dataset for a run, unless that is done; see :func:`prepare` for what it raises.
 
-    Raises also an EncoderError if the vocabulary does not fit the texts, and a DatasetError or a
-    ConfigError if there are too few clicks.
+    Raises also an EncoderError if the vocabulary does not fit the texts.
     """
     data = prepare(dataset, Path(config.output) / PREPARED, encoder_tokenizer(config.encoder))
     check_vocabulary(config, data)
-    check_clicks(config, data)
     return data
 
 
@@ -210,7 +198,7 @@ def edges_to_train(config: RunConfig, data: Prepared) -> Path:
         return data.path / "edges"
     from ramen_ray.orchestration.prepare.walks import walked_edges
 
-    return walked_edges(data, _regularizers_of(config), *_walk_of(config))
+    return walked_edges(*_walks(config, data))
 
 
 def is_ready(config: RunConfig, dataset: Dataset) -> bool:
@@ -221,20 +209,19 @@ def is_ready(config: RunConfig, dataset: Dataset) -> bool:
         return folder.is_dir()
     from ramen_ray.orchestration.prepare.walks import is_walked
 
-    return is_walked(Prepared(folder), _regularizers_of(config), *_walk_of(config))
+    return is_walked(*_walks(config, Prepared(folder)))
 
 
-def _walk_of(config: RunConfig) -> "tuple[WalkSettings, int, Path]":
-    """Return how a run's graphs are walked, the seed, and the folder of all walked graphs."""
+def _walks(
+    config: RunConfig, data: Prepared
+) -> "tuple[Prepared, list[Regularizer], WalkSettings, int, Path]":
+    """Return what decides a run's walked graphs, and the folder of all walked graphs."""
     from ramen_ray.method.graph.walk import WalkSettings  # importing numba takes half a second
 
-    settings = WalkSettings(**config.walk.model_dump(exclude={"enabled"}))
-    return settings, config.seed, Path(config.output) / "walked"
-
-
-def _regularizers_of(config: RunConfig) -> "list[Regularizer]":
     weights = config.regularization
-    return [*weighted_regularizers(weights.lambda_x, weights.lambda_z)]
+    regularizers = [*weighted_regularizers(weights.lambda_x, weights.lambda_z)]
+    settings = WalkSettings(**config.walk.model_dump(exclude={"enabled"}))
+    return data, regularizers, settings, config.seed, Path(config.output) / "walked"
 
 
 def note_carried(inputs: Inputs, folder: Path) -> None:
@@ -262,18 +249,6 @@ def note_carried(inputs: Inputs, folder: Path) -> None:
     np.save(folder / CARRIED_FILE, carried)
     counts = f"{(carried >= 0).sum():,} of {len(carried):,}"
     logger.info("classifiers of %s ads go on from %s", counts, path)
-
-
-def note_untestable(config: RunConfig, data: Prepared, edges: Path) -> None:
-    """Say which graphs of a softmax pull without a test, as too few of their nodes have clicks."""
-    if not config.regularization.adaptive or config.base.parts.loss == "triplet":
-        return
-    training_data = build_training_data(config, data, _regularizers_of(config), edges)
-    for graph in untested_graphs(config, training_data):
-        logger.info(
-            "%s: hardly any of its nodes have clicks to test it by; it starts at a tenth of λ",
-            graph.name,
-        )
 
 
 def _names(dataset: Dataset, *both: Dataset) -> pa.Array:

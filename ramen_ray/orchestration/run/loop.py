@@ -241,7 +241,8 @@ def train_until(training: Training[Model], stop: int) -> StepLosses:
         waiting.append(losses)
         if is_adaptive:
             weights.append(state.weights)
-        ends = state.step == stop or is_warned(training)
+        asks = state.step % STEPS_PER_QUESTION == 0
+        ends = state.step == stop or (asks and setup.worker.machine_leaves())
         # Reading losses waits for the device and for other workers, so it is done now and again.
         if len(waiting) == STEPS_PER_LOG or ends:
             trained.append(global_losses(waiting))
@@ -256,12 +257,6 @@ def train_until(training: Training[Model], stop: int) -> StepLosses:
             break
     training.progress.trained_seconds += time.monotonic() - started
     return StepLosses.from_terms(setup.objective, first, np.concatenate(trained))
-
-
-def is_warned(training: Training[Model]) -> bool:
-    """Ask now and again, on all workers at the same step, whether a machine leaves."""
-    is_due = training.state.step % STEPS_PER_QUESTION == 0
-    return is_due and training.setup.worker.machine_leaves()
 
 
 def validate(training: Training[Model]) -> dict[str, float]:

@@ -38,8 +38,8 @@ from ray.train import RunConfig as RayRunConfig
 from ray.train.torch import TorchTrainer
 from torch import nn
 
-from ramen_ray.config import WorkersConfig
-from ramen_ray.errors import UserError, first_line_of, is_disk_full
+from ramen_ray.config import ConfigError, WorkersConfig
+from ramen_ray.errors import DatasetError, UserError, first_line_of, is_disk_full
 from ramen_ray.orchestration.cluster.joining import ClusterError, kept_handler
 from ramen_ray.orchestration.cluster.resources import (
     MOMENT_S,
@@ -241,7 +241,14 @@ def train_loop_per_worker(settings: dict[str, Any]) -> Any:
     )
     try:
         return settings["train"](context)
-    except (DivergedError, DamagedError, LateError, RunError) as error:
+    except (
+        ConfigError,
+        DatasetError,
+        DivergedError,
+        DamagedError,
+        LateError,
+        RunError,
+    ) as error:
         return error  # Ray Train would start the workers anew if it was raised
 
 

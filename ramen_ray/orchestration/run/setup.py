@@ -1,7 +1,6 @@
 """What a worker of a run trains with, and how it measures the models of the run."""
 
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -42,7 +41,7 @@ from ramen_ray.orchestration.run.processes import TooManyTexts
 LEAST_TEXTS_AT_ONCE = 16  # fewer are not what fills a memory
 TEXTS_AT_ONCE = "texts_at_once"  # note of a run, once a step has not fitted into memory
 
-Measured = tuple[dict[str, float], TopK]  # metrics, and on the first worker ids of the best ads
+Measured = tuple[dict[str, float], TopK]  # metrics, and ids of the best ads
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +51,7 @@ class RunSetup(Setup[DualEncoder]):
     inputs: Inputs  # as the driver has found them
     data: Prepared
     local: LocalFolder
+    texts_at_once: int | None  # that a step encodes: what has fitted into memory, once noted
 
     @property
     def config(self) -> RunConfig:
@@ -72,12 +72,15 @@ class RunSetup(Setup[DualEncoder]):
 
     def open_model(self, checkpoint: Path) -> DualEncoder:
         """Open a checkpoint's model; its classifiers, otherwise mapped, go to the device too."""
-        device = self.worker.device
-        model = load_model(checkpoint, held_classifiers(self.config, self.data))
+        model = self._loaded(checkpoint)
         if model.classifiers is not None:
-            vectors = model.classifiers.vectors.to(device)
+            vectors = model.classifiers.vectors.to(self.worker.device)
             model.classifiers = replace(model.classifiers, vectors=vectors)
-        return model.to(device)
+        return model
+
+    def _loaded(self, checkpoint: Path) -> DualEncoder:
+        model = load_model(checkpoint, held_classifiers(self.config, self.data))
+        return model.to(self.worker.device)
 
     def new_state(self, model: DualEncoder) -> TrainState:
         """Build what changes besides the model, which keeps only the tokens that occur."""
@@ -88,12 +91,6 @@ class RunSetup(Setup[DualEncoder]):
         return build_state(
             self.config, model, self.worker.wrap(model), self.sampler, self.objective
         )
-
-    @cached_property  # as this attempt began: another worker may note fewer for the next
-    def texts_at_once(self) -> int | None:
-        """How many texts a step encodes at once: what has fitted into memory, once noted."""
-        notes = RunDirectory(self.folder).notes
-        return notes.get(TEXTS_AT_ONCE, self.config.training.texts_at_once)
 
     def with_fewer_texts(self, error: StepMemoryError) -> Exception:
         """Note half as many texts at once for the next attempt; returns what this one ends with."""
@@ -116,8 +113,7 @@ class RunSetup(Setup[DualEncoder]):
     def trained_model(self, checkpoint: Path) -> DualEncoder:
         """Open the intact model of a checkpoint, with this worker's share of its classifiers."""
         check_intact(checkpoint)
-        model = load_model(checkpoint, held_classifiers(self.config, self.data))
-        return model.to(self.worker.device)
+        return self._loaded(checkpoint)
 
     def validate(self, model: DualEncoder) -> dict[str, float]:
         """Return the metrics of the validation split."""

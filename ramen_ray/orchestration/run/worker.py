@@ -32,11 +32,18 @@ from ramen_ray.orchestration.run.directory import (
     PART_ADS_FILE,
     TEST_ADS_FILE,
     VALIDATION_ADS_FILE,
+    RunDirectory,
 )
 from ramen_ray.orchestration.run.identity import Inputs
 from ramen_ray.orchestration.run.loop import Plan, start_or_resume, train
 from ramen_ray.orchestration.run.processes import WorkerContext, prepare_process
-from ramen_ray.orchestration.run.setup import Measured, RunSetup, pruning_task, shortlist_task
+from ramen_ray.orchestration.run.setup import (
+    TEXTS_AT_ONCE,
+    Measured,
+    RunSetup,
+    pruning_task,
+    shortlist_task,
+)
 from ramen_ray.tracking.runs import Run
 
 PARTS: tuple[Part, ...] = ("encoder", "classifier", "both")
@@ -115,7 +122,9 @@ def run_setup(task: WorkerTask, worker: WorkerContext) -> RunSetup:
     """Map the data into memory, and build what training needs besides the model."""
     config = task.inputs.config
     prepare_process(config.seed, config.workers)
-    objective = build_objective(config)
+    notes = RunDirectory(task.run_directory).notes
+    at_once = notes.get(TEXTS_AT_ONCE, config.training.texts_at_once)
+    objective = replace(build_objective(config), is_frugal=at_once is not None)
     regularizers = objective.regularizers
     on_disk = None if config.local_folder is None else Path(config.local_folder)
     local = LocalFolder(on_disk, worker.is_first_on_machine, worker.device)
@@ -137,13 +146,12 @@ def run_setup(task: WorkerTask, worker: WorkerContext) -> RunSetup:
         inputs=task.inputs,
         data=data,
         local=local,
+        texts_at_once=at_once,
     )
     # they may run on other machines, and read shared folders; in the order of taking their results
     tasks = (pruning_task(setup, task.prepared, task.edges), shortlist_task(setup, task.prepared))
     background = [each for each in tasks if each is not None]
-    is_frugal = setup.texts_at_once is not None
-    objective = replace(objective, is_frugal=is_frugal)
-    return replace(setup, objective=objective, background=background)
+    return replace(setup, background=background)
 
 
 @dataclass(frozen=True)

@@ -11,14 +11,9 @@ from ramen_ray.data.store.made_folder import in_use
 from ramen_ray.data.store.same_texts import alike_queries
 from ramen_ray.method.metrics.comparison import Difference, by_piece, paired_differences
 from ramen_ray.orchestration.evaluate import scores_of_run
-from ramen_ray.orchestration.run.directory import (
-    PART_ADS_FILE,
-    RunDirectory,
-    default_name,
-    step_of,
-)
+from ramen_ray.orchestration.run.directory import PART_ADS_FILE, RunDirectory, step_of
 from ramen_ray.orchestration.run.fit import TrainResult, fit_on
-from ramen_ray.orchestration.run.identity import Inputs
+from ramen_ray.orchestration.run.identity import Inputs, default_name
 from ramen_ray.orchestration.run.inputs import check_config, prepared_data
 from ramen_ray.orchestration.run.processes import train_in_all_workers
 from ramen_ray.orchestration.run.worker import Metrics

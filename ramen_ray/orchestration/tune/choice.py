@@ -28,7 +28,8 @@ from ramen_ray.method.metrics.comparison import (
 )
 from ramen_ray.method.metrics.ranking import PerQuery, ratio
 from ramen_ray.orchestration.evaluate import scores_of_run
-from ramen_ray.orchestration.run.directory import RunDirectory, RunError, finished_run
+from ramen_ray.orchestration.run.directory import RunDirectory, RunError
+from ramen_ray.orchestration.run.identity import finished_run
 from ramen_ray.orchestration.run.inputs import edges_to_train, prepared_data
 from ramen_ray.orchestration.tune.draws import NAME
 from ramen_ray.orchestration.tune.experiment import FAILED, Experiment

@@ -28,7 +28,8 @@ from ramen_ray.data.store.schemas import JUDGEMENTS, SPLITS, schema_of
 from ramen_ray.method.metrics.ground_truth import GroundTruth, Propensity, read_test_queries
 from ramen_ray.method.model.pretrained import EncoderError
 from ramen_ray.orchestration.prepare.pipeline import text_findings
-from ramen_ray.orchestration.run.inputs import check_clicks, check_vocabulary
+from ramen_ray.orchestration.run.build import build_sampler, build_training_data
+from ramen_ray.orchestration.run.inputs import check_vocabulary
 from ramen_ray.presets import tiny
 
 SETS = ("links", "topics")
@@ -142,11 +143,12 @@ def test_weights_queries_without_clicks_and_edges_of_held_out_queries_change_not
     assert found.clicked_queries.tolist() == [row for row, (_, ads) in enumerate(clicks) if ads]
     drawn = found.weighted_clicks.draw(np.arange(60), np.full(60, 0.999))
     assert drawn.tolist() == [max(ads, default=-1) for _, ads in clicks]
-    check_clicks(overlay(tiny(), {"training.global_batch_size": 56}), found)
+    trained = build_training_data(tiny(), found)
+    build_sampler(overlay(tiny(), {"training.global_batch_size": 56}), found, trained)
     with pytest.raises(DatasetError, match=r"training\.global_batch_size 60"):
-        check_clicks(overlay(tiny(), {"training.global_batch_size": 60}), found)
+        build_sampler(overlay(tiny(), {"training.global_batch_size": 60}), found, trained)
     with pytest.raises(ConfigError, match=r"base\.num_positives 50"):
-        check_clicks(overlay(tiny(), {"base.num_positives": 50}), found)
+        build_sampler(overlay(tiny(), {"base.num_positives": 50}), found, trained)
 
     for split in of_held_out:
         queries = Dataset(path).read(f"queries/{split}").sort_by("query_id")

@@ -35,8 +35,8 @@ from ramen_ray.method.model.pretrained import (
 )
 from ramen_ray.method.model.sentence_folder import open_encoder
 from ramen_ray.orchestration.prepare.similar_set import add_similar
-from ramen_ray.orchestration.run.build import build_model, encoder_tokenizer
-from ramen_ray.orchestration.run.inputs import check_config
+from ramen_ray.orchestration.run.build import build_model
+from ramen_ray.orchestration.run.inputs import check_config, encoder_tokenizer
 from ramen_ray.orchestration.run.setup import embedding_dim
 
 WORDS = ["robin", "heron", "sloop", "ketch", "tango", "waltz", "maple", "alder"]

@@ -18,7 +18,7 @@ from ramen_ray.idle_settings import refuse_idle
 from ramen_ray.method.sampling.encoded import encode
 from ramen_ray.method.training.state import restore_checkpoint
 from ramen_ray.method.training.step import step_inputs
-from ramen_ray.orchestration.run.inputs import check_clicks
+from ramen_ray.orchestration.run.build import build_training_data
 
 CONFIGS = {
     "triplet": {"judged.graded": 0.5},
@@ -286,6 +286,6 @@ def test_without_a_use_judgements_change_no_bit_and_without_judgements_no_settin
     with pytest.raises(ConfigError, match=r"^judged\.num_negatives"):
         refuse_idle(without, ["judged.num_negatives"])
     with pytest.raises(ConfigError, match=r"^judged\.graded"):
-        check_clicks(without, prepared_bag)
+        build_training_data(without, prepared_bag)
     with pytest.raises(DatasetError, match=r"'teacher'.*human"):
-        check_clicks(overlay(config, {"judged.sources": ("teacher",)}), data)
+        build_training_data(overlay(config, {"judged.sources": ("teacher",)}), data)

@@ -22,8 +22,8 @@ from ramen_ray.method.new_ads.representation import open_combined_ads
 from ramen_ray.method.retrieval.retriever_folder import text_embedder
 from ramen_ray.orchestration.new_ads import combine as combining
 from ramen_ray.orchestration.prepare.pipeline import prepare
-from ramen_ray.orchestration.run.build import encoder_tokenizer
 from ramen_ray.orchestration.run.directory import RunDirectory
+from ramen_ray.orchestration.run.inputs import encoder_tokenizer
 from ramen_ray.tracking.registry import Registry
 from ramen_ray.tracking.runs import Run
 

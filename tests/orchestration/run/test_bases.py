@@ -17,9 +17,10 @@ from ramen_ray.method.training.step import StepLosses, global_losses, train_step
 from ramen_ray.orchestration.background.from_checkpoints import GraphPruning
 from ramen_ray.orchestration.evaluate import evaluate_checkpoint
 from ramen_ray.orchestration.prepare.pipeline import prepare
-from ramen_ray.orchestration.run.build import build_propensity, encoder_tokenizer
+from ramen_ray.orchestration.run.build import build_propensity
 from ramen_ray.orchestration.run.fit import fit, fit_on
 from ramen_ray.orchestration.run.identity import Inputs
+from ramen_ray.orchestration.run.inputs import encoder_tokenizer
 from ramen_ray.orchestration.run.processes import train_in_workers
 from ramen_ray.presets import PRESETS
 

@@ -7,12 +7,13 @@ from support import run_config_of, with_tables
 from ramen_ray.config import overlay, read_config
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.long_work import warn_once
-from ramen_ray.orchestration.run.directory import (
-    RunError,
+from ramen_ray.orchestration.run.directory import RunError
+from ramen_ray.orchestration.run.identity import (
+    Inputs,
     finished_run,
+    identity_of,
     open_run_directory,
 )
-from ramen_ray.orchestration.run.identity import Inputs, identity_of
 from ramen_ray.presets import tiny
 
 

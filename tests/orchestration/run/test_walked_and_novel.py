@@ -21,12 +21,8 @@ from ramen_ray.method.training.step import step_inputs
 from ramen_ray.orchestration.background.task import REPORT_FILE
 from ramen_ray.orchestration.prepare.pipeline import prepare
 from ramen_ray.orchestration.prepare.walks import walked_edges
-from ramen_ray.orchestration.run.build import (
-    build_model,
-    build_objective,
-    build_sampler,
-    encoder_tokenizer,
-)
+from ramen_ray.orchestration.run.build import build_model, build_objective, build_sampler
+from ramen_ray.orchestration.run.inputs import encoder_tokenizer
 
 NUM_EPOCHS = 4
 ALIKE = 0.9999  # drops all edges but those between equal texts

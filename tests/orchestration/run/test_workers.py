@@ -17,7 +17,7 @@ from support import wait_until
 from ramen_ray.config import WorkersConfig
 from ramen_ray.data.store.dataset import DatasetError
 from ramen_ray.errors import UserError, is_disk_full
-from ramen_ray.method.distributed import gather_rows, group_of_cpus, world
+from ramen_ray.method.distributed import gather_arrays, group_of_cpus, world
 from ramen_ray.method.training.step import StepMemoryError
 from ramen_ray.orchestration.cluster.joining import ClusterError
 from ramen_ray.orchestration.run import processes
@@ -112,11 +112,23 @@ def test_several_workers_meet_by_the_interface_that_the_driver_names(
 
     def meet(worker):
         groups = {group_of_cpus() for _ in range(3)}
-        ranks = gather_rows(np.array([world()[0]]))
+        ranks = np.concatenate(gather_arrays(np.array([world()[0]])))
         return os.environ.get("GLOO_SOCKET_IFNAME"), len(groups), ranks.tolist()
 
     held = WorkersConfig(num_workers=2, cpus_per_worker=1)
     assert processes.train_in_workers(meet, held, tmp_path) == ("lo", 1, [0, 1])
+
+
+def test_what_all_workers_find_in_the_data_ends_them_at_once(cluster, tmp_path):
+    def fail(worker):
+        with (tmp_path / f"worker {world()[0]}").open("a") as file:
+            file.write(".")
+        raise DatasetError("there are too few clicks")
+
+    held = WorkersConfig(num_workers=2, cpus_per_worker=1)
+    with pytest.raises(DatasetError, match=r"^there are too few clicks$"):
+        processes.train_in_workers(fail, held, tmp_path)
+    assert [file.stat().st_size for file in tmp_path.glob("worker *")] == [1, 1]
 
 
 def _run(error, monkeypatch):

@@ -16,8 +16,8 @@ from ramen_ray.command_line import parse_with_run_config
 from ramen_ray.config import ConfigError, overlay
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.orchestration.run import inputs
-from ramen_ray.orchestration.run.directory import RunError, open_run_directory
-from ramen_ray.orchestration.run.identity import Inputs
+from ramen_ray.orchestration.run.directory import RunError
+from ramen_ray.orchestration.run.identity import Inputs, open_run_directory
 from ramen_ray.orchestration.run.inputs import check_config
 from ramen_ray.orchestration.tune import choice
 from ramen_ray.orchestration.tune.ablation import (
