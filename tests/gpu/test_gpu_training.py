@@ -10,6 +10,7 @@ import pytest
 import torch
 from support import ROOT, prepare_in_process
 from torch import distributed, nn
+from written_out import column_of
 
 from ramen_ray.data.arrays import map_array
 from ramen_ray.data.store.dataset import Dataset
@@ -61,7 +62,7 @@ def word_encoder(tmp_path_factory):
     dataset = Dataset(ROOT / "datasets" / "foldoc")
     words = Counter()
     for table in ("queries/train", "ads", "anchors/links", "anchors/categories"):
-        for text in dataset.read(table)["text"].to_pylist():
+        for text in column_of(dataset, table):
             words.update(text.lower().split())
     vocabulary = [*SPECIAL_TOKENS, *(word for word, _ in words.most_common(NUM_WORDS))]
     path = tmp_path_factory.mktemp("encoders") / "words"

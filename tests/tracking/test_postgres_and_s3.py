@@ -14,6 +14,7 @@ from conftest import free_port
 from mlflow.tracking import MlflowClient
 from stores import served_by_mlflow
 from support import running, running_postgres, the_error
+from written_out import column_of
 
 from jobs import predict, promote, train, tune
 from ramen_ray.config import overlay, write_config
@@ -120,7 +121,7 @@ def test_a_team_trains_sweeps_promotes_answers_and_serves(
     assert "version 1" in said
     assert "version 2" in said
 
-    texts = Dataset(dataset_path).read("queries/test")["text"].to_pylist()
+    texts = column_of(Dataset(dataset_path), "queries/test")
     queries = tmp_path / "queries.parquet"
     answered = tmp_path / "answers"
     pq.write_table(pa.table({"text": texts}), queries)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from support import errors_in, import_in_process, write_rows
-from written_out import clicks_of, pairs_of, plain
+from written_out import clicks_of, column_of, pairs_of, plain
 
 from ramen_ray.data.store.dataset import DatasetError
 from ramen_ray.data.store.schemas import SPLITS
@@ -127,7 +127,7 @@ def test_without_a_given_validation_split_train_queries_are_held_out(tmp_path):
     test = write_rows(tmp_path / "test.csv", "query split", held_out)
     tables = UserTables(clicks, query_splits=test, splits=Splits(validation_fraction=0.2))
     dataset, _ = import_in_process(tables, tmp_path / "out")
-    found = {split: set(dataset.read(f"queries/{split}")["text"].to_pylist()) for split in SPLITS}
+    found = {split: set(column_of(dataset, f"queries/{split}")) for split in SPLITS}
     assert found["test"] == set(queries[::5])
     assert found["train"] | found["validation"] == set(queries) - found["test"]
     assert len(found["validation"]) == pytest.approx(48, abs=20)

@@ -117,7 +117,7 @@ def test_a_split_by_time_is_that_of_plain_loops(events, held_out, limits, tmp_pa
     dataset, findings = import_in_process(shop, folder / "out")
     assert findings == []
     assert {split: _clicks_of(dataset, split) for split in SPLITS} == expected
-    assert dataset.read("ads")["source_id"].to_pylist() == [str(100 + ad) for ad in kept_ads]
+    assert column_of(dataset, "ads", "source_id") == [str(100 + ad) for ad in kept_ads]
     for split in SPLITS:
         for row in dataset.read(f"queries/{split}").to_pylist():
             assert QUERY_TEXTS[int(row["source_id"][1:])] == row["text"]
