@@ -4,13 +4,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
-import pytest
 import scipy.sparse as sp
 from hypothesis import given
 from hypothesis import strategies as st
 from support import csr_of, shares_of
 
-from ramen_ray.data.prepared.csr import Csr, accumulate
+from ramen_ray.data.prepared.csr import Csr
 
 NUM_COLUMNS = 9
 rows_strategy = st.lists(st.lists(st.integers(0, NUM_COLUMNS - 1), unique=True), min_size=1)
@@ -76,14 +75,3 @@ def test_draw_inverts_the_weights_of_the_row_however_much_other_rows_weigh(rows,
             rest -= row[column]
         expected.append(chosen)
     assert csr.draw(np.arange(len(rows)), np.array(uniforms)).tolist() == expected
-
-
-@given(st.lists(st.lists(st.integers(1, 8))), st.integers(1, 7))
-def test_weights_accumulate_in_batches_as_in_one_piece(rows, num_entries):
-    indptr = np.cumsum([0, *map(len, rows)])
-    weights = np.array([0.0, *(weight for row in rows for weight in row)])
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("ramen_ray.data.prepared.csr.ENTRIES_PER_BATCH", num_entries)
-        accumulate(weights, indptr)
-    shares = shares_of(Csr(indptr, np.zeros(indptr[-1]), weights))
-    assert shares == [[weight / sum(row) for weight in row] for row in rows]
