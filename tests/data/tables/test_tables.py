@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import PATIENCE_S, ROOT, errors_in, import_in_process, wait_until, write_rows
-from written_out import clicked_pairs, clicks_of, column_of, edge_weights_of, plain
+from written_out import clicked_pairs, column_of, edge_weights_of, plain
 
 from jobs import ingest
 from ramen_ray.data.store.dataset import Dataset, DatasetError
@@ -187,19 +187,6 @@ def test_the_same_tables_give_the_same_bytes_with_any_number_of_threads(tmp_path
     assert found[0] == found[1]
     other = _random_shop(tmp_path, "other", columns=columns, splits=Splits(seed=1))
     assert other.fingerprint != found[0]
-
-
-def test_queries_of_too_few_ads_are_left_out(tmp_path):
-    ads_of = defaultdict(set)
-    for query, ad in _write_log(tmp_path):
-        ads_of[query].add(ad)
-    expected = {query: ads for query, ads in ads_of.items() if len(ads) >= 2}
-    assert 0 < len(expected) < len(ads_of)
-    dataset = _random_shop(tmp_path, min_ads_per_query=2)
-    found = [click for split in SPLITS for click in clicks_of(dataset, split).items()]
-    assert {query: set(ads) for query, ads in found} == expected
-    with pytest.raises(DatasetError, match="lower the minimum counts"):
-        _random_shop(tmp_path, "few", min_ads_per_query=99)
 
 
 def test_edges_come_in_with_the_clicks(tmp_path):
