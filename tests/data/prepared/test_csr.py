@@ -7,12 +7,11 @@ import numpy as np
 import scipy.sparse as sp
 from hypothesis import given
 from hypothesis import strategies as st
-from support import csr_of, shares_of
+from support import shares_of
 
 from ramen_ray.data.prepared.csr import Csr
 
 NUM_COLUMNS = 9
-rows_strategy = st.lists(st.lists(st.integers(0, NUM_COLUMNS - 1), unique=True), min_size=1)
 weighted_rows = st.lists(
     st.dictionaries(st.integers(0, NUM_COLUMNS - 1), st.integers(1, 8)), min_size=1
 )
@@ -43,17 +42,6 @@ def test_pairs_are_saved_as_scipy_has_them_whatever_their_order(rows, seed):
         assert len(set(expected.data.tolist())) <= 1
     by_row = np.split(expected.data, expected.indptr[1:-1])
     assert shares_of(found) == [(row / row.sum()).tolist() for row in by_row]
-
-
-@given(rows_strategy, st.data())
-def test_degrees_and_gather_equal_a_loop(rows, data):
-    requested = data.draw(st.lists(st.integers(0, len(rows) - 1)))
-    csr = csr_of(rows)
-    positions, columns = csr.gather(np.array(requested, dtype=np.int64))
-    pairs = [(place, column) for place, row in enumerate(requested) for column in sorted(rows[row])]
-    assert list(zip(positions.tolist(), columns.tolist(), strict=True)) == pairs
-    degrees = csr.degrees(np.array(requested, dtype=np.int64))
-    assert degrees.tolist() == [len(rows[row]) for row in requested]
 
 
 @given(weighted_rows, st.data())

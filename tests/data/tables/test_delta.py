@@ -17,8 +17,6 @@ from ramen_ray.data.store.dataset import Dataset, DatasetError
 from ramen_ray.data.tables.clicks.import_tables import import_tables
 from ramen_ray.data.tables.clicks.settings import Columns, Splits, UserTables
 from ramen_ray.data.tables.graphs.edges import EdgeList, add_edge_list
-from ramen_ray.data.tables.graphs.session_events import SessionColumns, SessionLog
-from ramen_ray.data.tables.graphs.sessions import SessionSettings, add_co_session
 
 deltalake = pytest.importorskip("deltalake", reason="pip install -e '.[delta]'")
 
@@ -80,7 +78,7 @@ def test_live_files_of_a_version_are_read_and_the_version_is_of_the_identity(tmp
     assert len({later.fingerprint, latest.fingerprint, last_rows.fingerprint}) == 3
 
 
-def test_sessions_edges_and_judgements_are_read_too(tmp_path):
+def test_edges_and_judgements_are_read_too(tmp_path):
     log = _log(2)
     edges = pd.DataFrame({"query": log["query"], "anchor": log["session"]})
     grades = pd.DataFrame({"query": log["query"], "ad": log["ad"], "grade": 0.5, "source": "me"})
@@ -93,9 +91,6 @@ def test_sessions_edges_and_judgements_are_read_too(tmp_path):
         sources = [str(pair[number]) for pair in written]
         columns = Columns(clicks_time="day", clicks_weight="clicks")
         dataset = import_tables(UserTables(sources[0], columns=columns), tmp_path / "m" / name)
-        columns = SessionColumns(sessions_session="session", sessions_time="day", sessions_ad="ad")
-        settings = SessionSettings(min_support=1)
-        add_co_session(dataset.path, SessionLog(sources[0], columns), settings)
         add_edge_list(dataset.path, "links", EdgeList(sources[1], skip_bad_rows=True))
         made.append(
             add_judgements(Dataset(dataset.path), JudgedTable(sources[2], skip_bad_rows=True))

@@ -140,18 +140,12 @@ def test_reversed_clicks_are_left_out_on_request(tmp_path):
     assert kept == {**whole, "train": left}
 
 
-def _write_log(folder):
-    """Write clicks by text alone: 400 queries, each in two spellings."""
-    pairs = [
-        (f"{'Query' if n % 3 else 'query'} {n % 400}", f"ad {(n * n) % 37}") for n in range(1600)
-    ]
-    write_rows(folder / "clicks.csv", "query ad", pairs)
-    return pairs
-
-
 def test_a_random_split_keeps_every_click_once_and_texts_apart(tmp_path, caplog):
     caplog.set_level("INFO", "ramen_ray.data.tables.clicks.import_tables")
-    pairs = _write_log(tmp_path)
+    pairs = [  # 400 queries, each in two spellings
+        (f"{'Query' if n % 3 else 'query'} {n % 400}", f"ad {(n * n) % 37}") for n in range(1600)
+    ]
+    write_rows(tmp_path / "clicks.csv", "query ad", pairs)
     dataset = _random_shop(tmp_path, splits=Splits(0.2, 0.1))
     assert f"1,600 rows of known queries and ads, {len(set(pairs)):,} different" in caplog.text
     assert dataset.metadata["imported"]["splits"]["test_fraction"] == 0.2

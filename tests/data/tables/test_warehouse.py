@@ -148,8 +148,9 @@ def _check(made, folder, by):
     expected = _content(_imported(folder, by))
     for what, rows in expected.items():
         assert content[what] == rows, what
-    assert [finding for finding in validate(made) if finding.severity == "error"] == []
-    warnings = " ".join(finding.message for finding in validate(made))
+    findings = validate(made)
+    assert not [finding for finding in findings if finding.severity == "error"]
+    warnings = " ".join(finding.message for finding in findings)
     assert "two splits" not in warnings and "answer" not in warnings
 
 
