@@ -50,6 +50,7 @@ from support import (
     node_edges,
     prepare_in_process,
     query_table,
+    running,
     text_table,
     the_error,
     wait_until,
@@ -524,6 +525,26 @@ def free_port() -> int:
         with socket.socket() as listening:
             if listening.connect_ex(("127.0.0.1", port)):
                 return port
+
+
+@pytest.fixture(scope="module")
+def s3(tmp_path_factory) -> Iterator[Any]:
+    """boto3's client of an S3-compatible store, which the environment names."""
+    install = "pip install -e '.[stores]'"
+    boto3 = pytest.importorskip("boto3", reason=install)
+    pytest.importorskip("moto.server", reason=install)
+    log = tmp_path_factory.mktemp("store") / "s3.log"
+    port = free_port()
+    address = f"http://127.0.0.1:{port}"
+    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    serving = running(command, log, f"{address}/moto-api/")
+    with pytest.MonkeyPatch.context() as environment, serving:
+        environment.setenv("AWS_ACCESS_KEY_ID", "us")
+        environment.setenv("AWS_SECRET_ACCESS_KEY", "s3cret")
+        environment.setenv("AWS_DEFAULT_REGION", "us-east-1")
+        environment.setenv("AWS_EC2_METADATA_DISABLED", "true")  # it is waited for elsewhere
+        environment.setenv("AWS_ENDPOINT_URL", address)
+        yield boto3.client("s3")
 
 
 @contextmanager

@@ -50,6 +50,16 @@ from ramen_ray.data.tables.reading import loading
 Ended = TypeVar("Ended")
 
 ROOT = Path(__file__).parent.parent
+OTHER_CHOICES = {
+    "all": "clicked",
+    "bag": "transformer",
+    "mean": "cls",
+    "auto": "fp32",
+    "in_batch": "ance",
+    "asynchronous": "synchronous",
+    "never": "synchronous",
+    "synchronous": "never",
+}
 MAX_LENGTH = 16
 NUM_CPUS = 2  # of the cluster that tests share; Ray Data starts a process on each
 PATIENCE_S = 900.0  # a busy machine is waited for
@@ -192,6 +202,22 @@ def errors_in(dataset: Dataset) -> list[str]:
 def run_config_of(words: Sequence[str]) -> RunConfig:
     """Return the run that the words of a job's command line configure."""
     return parse_with_run_config(Section(), "a job", words)[1]
+
+
+def another_value(value: Any) -> Any:
+    """Return another value than a setting has."""
+    match value:
+        case None:
+            return 1
+        case bool():
+            return not value
+        case int():
+            return value * 2 if value else 1
+        case float():
+            return value / 2 or 0.5
+        case tuple():
+            return (*value, 1)
+    return OTHER_CHOICES.get(value, f"{value}-other")
 
 
 def write_rows(file: Path, names: str, rows: Iterable[Sequence[Any]]) -> str:
@@ -387,6 +413,12 @@ def table_with_code(file: Path, nested: str) -> pa.Table:
     return pa.table(
         [["a query"], pa.array([value], field.type)], pa.schema([("text", "string"), field])
     )
+
+
+def evidence(name: str) -> list[dict[str, str]]:
+    """Read a table that the docs publish."""
+    with (ROOT / "docs" / "evidence" / f"{name}.csv").open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
 
 
 def tables_of_page(page: Path) -> dict[str, list[list[str]]]:

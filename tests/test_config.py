@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support import ROOT, run_config_of
+from support import ROOT, another_value, run_config_of
 
 from ramen_ray.command_line import parse_with_run_config, run_job
 from ramen_ray.config import (
@@ -53,15 +53,6 @@ changes_strategy = st.fixed_dictionaries(
     },
 )
 PLAIN = RunConfig(encoder=EncoderConfig(pretrained="an/encoder"))
-OTHER_CHOICE = {
-    "all": "clicked",
-    "bag": "transformer",
-    "mean": "cls",
-    "auto": "fp32",
-    "in_batch": "ance",
-    "asynchronous": "synchronous",
-    "never": "synchronous",
-}
 
 
 @given(changes_strategy)
@@ -69,13 +60,8 @@ def test_overlay_sets_exactly_the_named_keys(changes):
     before = PLAIN
     after = overlay(before, changes)
     assert flatten(after) == {**flatten(before), **changes}
+    assert overlay(before, flatten(after)) == after
     assert before == PLAIN
-
-
-@given(st.sampled_from(sorted(PRESETS)), changes_strategy)
-def test_overlaying_what_flatten_gave_rebuilds_the_tree(preset, changes):
-    config = overlay(PRESETS[preset](), changes)
-    assert overlay(PLAIN, flatten(config)) == config
 
 
 @pytest.mark.parametrize(
@@ -104,7 +90,7 @@ def test_all_that_is_wrong_is_named_at_once():
 def test_presets_are_complete_and_read_back_from_their_file(preset, tmp_path):
     file = tmp_path / "config.json"
     config = overlay(PRESETS[preset](), {"name": "naïve-1", "encoder.num_layers": 2})
-    assert overlay(config, {}) == config
+    assert overlay(PLAIN, flatten(config)) == config
     write_config(config, file)
     assert read_config(file) == config
 
@@ -115,21 +101,6 @@ def test_a_built_in_dataset_is_named_and_a_folder_of_that_name_is_a_path():
     assert shown_dataset(found.dataset) == "debian"
     assert overlay(PLAIN, {"dataset": "./debian"}).dataset == "./debian"
     assert shown_dataset("elsewhere/debian") == "elsewhere/debian"
-
-
-def _another(value):
-    match value:
-        case None:
-            return 1
-        case bool():
-            return not value
-        case int():
-            return value * 2 if value else 1
-        case float():
-            return value / 2 or 0.5
-        case tuple():
-            return (*value, 1)
-    return OTHER_CHOICE.get(value, f"{value}-other")
 
 
 def test_the_experiment_hash_sees_every_setting_but_where_a_run_runs():
@@ -158,7 +129,8 @@ def test_the_experiment_hash_sees_every_setting_but_where_a_run_runs():
     same = {
         key
         for key, value in flatten(config).items()
-        if experiment_hash(overlay(config, {key: own.get(key) or _another(value)}), "data") == known
+        if experiment_hash(overlay(config, {key: own.get(key) or another_value(value)}), "data")
+        == known
     }
     workers = {key for key in flatten(config) if key.startswith("workers.")}
     how = {"dataset", "name", "output", "local_folder", "experiment", "allow_changed"}
@@ -280,9 +252,6 @@ def test_help_lists_the_presets_and_all_flags(capsys):
         assert fragment in shown
 
 
-def test_a_job_that_succeeds_ends_with_code_0_and_a_programming_error_is_not_hidden():
-    with pytest.raises(SystemExit) as ended:
-        run_job(lambda: None)
-    assert ended.value.code == 0
+def test_a_programming_error_is_not_hidden():
     with pytest.raises(ZeroDivisionError):
         run_job(lambda: 1 // 0)

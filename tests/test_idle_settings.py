@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from support import another_value
 
 from benchmarks.in_process import train
 from ramen_ray.config import flatten, overlay
@@ -73,18 +74,6 @@ def _fingerprint(config, data):
     return b"".join(parameters)
 
 
-def _other(key, value):
-    if key == "pruning.mode":
-        return "synchronous" if value == "never" else "never"
-    if key in OTHER_VALUES:
-        return OTHER_VALUES[key]
-    if isinstance(value, bool):
-        return not value
-    if value is None or value == 0:
-        return 1
-    return type(value)(value * 2) if isinstance(value, int) else value / 2
-
-
 @pytest.mark.parametrize("name", CONFIGS)
 def test_of_every_setting_it_is_known_whether_it_acts(
     name, dataset_path, encoder_path, prepared_bag
@@ -93,7 +82,7 @@ def test_of_every_setting_it_is_known_whether_it_acts(
     config = _config(dataset_path, encoder_path, **CONFIGS[name])
     expected = _fingerprint(config, prepared_bag)
     others = {
-        key: _other(key, value)
+        key: OTHER_VALUES.get(key, another_value(value))
         for key, value in flatten(config).items()
         if key.split(".")[0] in SECTIONS and key not in NOT_IN_STEPS and ".lambda_" not in key
     }

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 from nbclient import NotebookClient
 from support import ROOT
+from written_out import column_of
 
 from ramen_ray.data.store.dataset import DatasetError
 from ramen_ray.notebook import (
@@ -38,6 +39,11 @@ def _categorical(columns):
     return pa.table({**columns, "ad_id": views})
 
 
+def _grades(dataset):
+    tables = [table for table in dataset.tables if "judged" in table]
+    return sorted(grade for table in tables for grade in column_of(dataset, table, "grade"))
+
+
 @pytest.mark.parametrize("frame", [pa.table, pd.DataFrame, _categorical])
 def test_tables_in_memory_become_a_dataset_directory(frame, tmp_path):
     columns = Columns(ad_text=("title",), clicks_weight="clicks")
@@ -51,14 +57,12 @@ def test_tables_in_memory_become_a_dataset_directory(frame, tmp_path):
     texts = {row["text"] for row in dataset.read("queries/train").to_pylist()}
     assert texts < set(CLICKS["query"])
     assert dataset.num_rows("edges/kinds/ad") == 2
-    grades = [dataset.read(t)["grade"].to_pylist() for t in dataset.tables if "judged" in t]
-    assert sorted(grade for of_split in grades for grade in of_split) == [0, 1]
+    assert _grades(dataset) == [0, 1]
     more = frame({**judged, "grade": [3, 0], "source": ["me", "me"]})
     with pytest.raises(DatasetError, match="judged, row 0, column 'grade'"):
         add_judgements(dataset, more, ad="ad_id")
     added = add_judgements(str(dataset.path), more, ad="ad_id", judged_highest=3)
-    grades = [added.read(t)["grade"].to_pylist() for t in added.tables if "judged" in t]
-    assert sorted(grade for of_split in grades for grade in of_split) == [0, 0, 1, 1]
+    assert _grades(added) == [0, 0, 1, 1]
     assert {path.name for path in tmp_path.iterdir()} == {"mine"}
     with pytest.raises(DatasetError, match="exists"):
         write_dataset(tmp_path / "mine", frame(CLICKS), ads=frame(ADS), columns=columns)

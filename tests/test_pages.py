@@ -1,10 +1,9 @@
 """The pages that users read: links lead somewhere, and tables of evidence add up."""
 
-import csv
 import re
 
 import pytest
-from support import ROOT, run_python
+from support import ROOT, evidence, run_python
 
 MOST_WORDS = 16_000
 """Of the README and docs together, so that they can be read."""
@@ -50,8 +49,7 @@ def test_the_site_builds_and_loads_nothing_from_elsewhere(tmp_path):
 
 @pytest.mark.parametrize("name", ["results", "oak"])
 def test_differences_are_those_of_the_rows(name):
-    with (ROOT / "docs" / "evidence" / f"{name}.csv").open(encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = evidence(name)
     percent = {(row["dataset"], row["variant"], row["metric"]): row["percent"] for row in rows}
     compared = [row for row in rows if row["over"]]
     assert compared

@@ -13,7 +13,9 @@ def plain(text: str) -> str:
 
 
 def column_of(dataset: Dataset, table: str, column: str = "text") -> list[Any]:
-    return dataset.read(table)[column].to_pylist()
+    """Read a column in the order of the table's ids."""
+    rows = dataset.read(table)
+    return rows.sort_by(rows.column_names[0])[column].to_pylist()
 
 
 def clicks_of(dataset: Dataset, split: str) -> dict[str, list[str]]:
@@ -22,11 +24,33 @@ def clicks_of(dataset: Dataset, split: str) -> dict[str, list[str]]:
     return {row["text"]: [ads[ad] for ad in row["ad_ids"]] for row in rows}
 
 
-def clicked_pairs(dataset: Dataset, *splits: str) -> set[tuple[str, str]]:
-    """Write out the clicks of these splits, or of all three."""
+def click_weights_of(dataset: Dataset, *splits: str) -> dict[tuple[str, str], float]:
+    """Write out the clicks of these splits, or of all three; without weights each weighs 1."""
     ads = column_of(dataset, "ads")
-    tables = (dataset.read(f"queries/{split}").to_pylist() for split in splits or SPLITS)
-    return {(row["text"], ads[ad]) for rows in tables for row in rows for ad in row["ad_ids"]}
+    clicks = {}
+    for split in splits or SPLITS:
+        for row in dataset.read(f"queries/{split}").to_pylist():
+            weights = row.get("weights") or repeat(1.0)
+            for ad, weight in zip(row["ad_ids"], weights, strict=False):
+                clicks[row["text"], ads[ad]] = weight
+    return clicks
+
+
+def clicked_pairs(dataset: Dataset, *splits: str) -> set[tuple[str, str]]:
+    return set(click_weights_of(dataset, *splits))
+
+
+def judged_of(dataset: Dataset, split: str) -> dict[tuple[str, str, str], float]:
+    """Write out the grades of a split's queries and ads, by their texts and the source."""
+    table = f"judged/{split}"
+    if not dataset.has(table):
+        return {}
+    queries = column_of(dataset, f"queries/{split}")
+    ads = column_of(dataset, "ads")
+    rows = dataset.read(table).to_pylist()
+    grades = {(queries[r["query_id"]], ads[r["ad_id"]], r["source"]): r["grade"] for r in rows}
+    assert len(grades) == len(rows)
+    return grades
 
 
 def weights_of(dataset: Dataset, table: str, left: str, right: str) -> dict[tuple[str, str], float]:

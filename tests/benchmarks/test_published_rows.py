@@ -1,10 +1,8 @@
 """The tables of evidence: rows that their commands make, and what is in a line."""
 
-import csv
-
 import numpy as np
 import pytest
-from support import ROOT
+from support import evidence
 
 from benchmarks import graph_price
 from benchmarks.graph_gain import recipe, variants
@@ -13,9 +11,7 @@ from benchmarks.tables import compared, write
 
 @pytest.mark.parametrize("dataset", ["foldoc", "debian", "rdocs"])
 def test_all_rows_of_the_results_are_made_by_the_command(dataset):
-    file = ROOT / "docs" / "evidence" / "results.csv"
-    with file.open(encoding="utf-8", newline="") as stream:
-        rows = [row for row in csv.DictReader(stream) if row["dataset"] == dataset]
+    rows = [row for row in evidence("results") if row["dataset"] == dataset]
     made = {
         (name, over)
         for name, one in variants(recipe(dataset)).items()
@@ -27,9 +23,7 @@ def test_all_rows_of_the_results_are_made_by_the_command(dataset):
 
 
 def test_all_rows_of_the_graphs_price_are_made_by_the_command():
-    file = ROOT / "docs" / "evidence" / "validation.csv"
-    with file.open(encoding="utf-8", newline="") as stream:
-        rows = [row for row in csv.DictReader(stream) if row["table"] == "cheaper graph"]
+    rows = [row for row in evidence("validation") if row["table"] == "cheaper graph"]
     assert rows
     assert {row["variant"] for row in rows} <= set(graph_price.rows())
 

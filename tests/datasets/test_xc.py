@@ -10,7 +10,7 @@ import pytest
 from random_datasets import random_dataset
 from scipy import sparse
 from support import run_config_of
-from written_out import column_of, edge_weights_of, pairs_of
+from written_out import click_weights_of, column_of, edge_weights_of, pairs_of
 
 import xc
 from ramen_ray.data.checks.structure import check_structure
@@ -127,19 +127,6 @@ def imported(folder, output="out", **settings):
     return xc.import_xc(xc.Import(source=folder, output=folder.parent / output, **settings))
 
 
-def _clicks(dataset, *splits):
-    """The splits' (query, ad) pairs by their texts, with their weights."""
-    ads = column_of(dataset, "ads")
-    return {
-        (row["text"], ads[ad]): weight
-        for split in splits
-        for row in dataset.read(f"queries/{split}").to_pylist()
-        for ad, weight in zip(
-            row["ad_ids"], row.get("weights") or [1.0] * len(row["ad_ids"]), strict=True
-        )
-    }
-
-
 def _entries(matrix, left, right):
     matrix = matrix.tocoo()
     entries = zip(matrix.coords[0], matrix.coords[1], matrix.data, strict=True)
@@ -164,14 +151,14 @@ def test_a_layout_is_read_whole(layout, suffix, tmp_path):
     assert dataset.name == folder.name
     check_structure(dataset)
     assert column_of(dataset, "ads") == ADS
-    clicks = _clicks(dataset, "train", "validation")
+    clicks = click_weights_of(dataset, "train", "validation")
     assert clicks == _entries(TRAIN_CLICKS, TRAIN, ADS)
     train, validation = (
         column_of(dataset, f"queries/{split}") for split in ("train", "validation")
     )
     assert sorted(train + validation) == sorted(TRAIN)
-    assert {query for query, _ in _clicks(dataset, "validation")} == set(validation)
-    assert _clicks(dataset, "test") == _entries(TEST_CLICKS, TEST, ADS)
+    assert {query for query, _ in click_weights_of(dataset, "validation")} == set(validation)
+    assert click_weights_of(dataset, "test") == _entries(TEST_CLICKS, TEST, ADS)
     for split, texts, pairs in (
         ("validation", TRAIN, TRAIN_FILTERS),
         ("test", TEST, TEST_FILTERS),
@@ -229,9 +216,9 @@ def test_seen_and_novel_ads(variant, tmp_path):
     dataset = imported(folder)
     check_structure(dataset)
     seen = _entries(TRAIN_CLICKS[:, :num_seen], TRAIN, ADS)
-    assert _clicks(dataset, "train", "validation") == seen
-    assert _clicks(dataset, "test") == _entries(TEST_CLICKS, TEST, ADS)
-    assert _clicks(dataset, "zero_shot") == _entries(novel, TEST, ADS[num_seen:])
+    assert click_weights_of(dataset, "train", "validation") == seen
+    assert click_weights_of(dataset, "test") == _entries(TEST_CLICKS, TEST, ADS)
+    assert click_weights_of(dataset, "zero_shot") == _entries(novel, TEST, ADS[num_seen:])
     assert column_of(dataset, "novel_ads", "ad_id") == list(range(num_seen, NUM_ADS))
     assert pairs_of(dataset, "filters/zero_shot", "queries/zero_shot", "ads") == {
         (TEST[rows[query]], ADS[num_seen + ad]) for query, ad in filtered

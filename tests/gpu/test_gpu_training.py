@@ -7,9 +7,11 @@ from functools import partial
 
 import numpy as np
 import pytest
+import short_runs
 import torch
 from support import ROOT, prepare_in_process
-from torch import distributed, nn
+from torch import distributed
+from written_out import column_of
 
 from ramen_ray.data.arrays import map_array
 from ramen_ray.data.store.dataset import Dataset
@@ -31,12 +33,12 @@ from ramen_ray.method.objectives.terms import (
 )
 from ramen_ray.method.retrieval.search import share_found
 from ramen_ray.method.retrieval.shortlists import write_shortlists
-from ramen_ray.method.sampling.batches import Sampler, SamplingSources
+from ramen_ray.method.sampling.batches import Sampler
 from ramen_ray.method.sampling.curriculum import ClusterSchedule, Curriculum
 from ramen_ray.method.sampling.training_data import TrainingData
 from ramen_ray.method.training.classifier_training import ClassifierPart, ClassifierTraining
-from ramen_ray.method.training.state import TrainState, build_optimizer, build_schedule
-from ramen_ray.method.training.step import global_losses, step_inputs, train_steps
+from ramen_ray.method.training.state import build_schedule
+from ramen_ray.method.training.step import step_inputs, train_steps
 
 pytestmark = pytest.mark.gpu
 
@@ -61,7 +63,7 @@ def word_encoder(tmp_path_factory):
     dataset = Dataset(ROOT / "datasets" / "foldoc")
     words = Counter()
     for table in ("queries/train", "ads", "anchors/links", "anchors/categories"):
-        for text in dataset.read(table)["text"].to_pylist():
+        for text in column_of(dataset, table):
             words.update(text.lower().split())
     vocabulary = [*SPECIAL_TOKENS, *(word for word, _ in words.most_common(NUM_WORDS))]
     path = tmp_path_factory.mktemp("encoders") / "words"
@@ -92,7 +94,7 @@ def foldoc(word_encoder, tmp_path_factory):
     return prepare_in_process(dataset, folder, str(word_encoder), 16, add_special_tokens=True)
 
 
-class Run:
+class Run(short_runs.Run):
     """A run on one device; all of them start from the same weights.
 
     With ``has_all`` it has what a run can have besides: classifiers, losses from ads to queries,
@@ -100,17 +102,16 @@ class Run:
     """
 
     def __init__(self, data, encoder, device, total_steps, has_all=False):
-        self.data = data
-        self.objective = WITH_ALL if has_all else OBJECTIVE
-        self.model = DualEncoder(build_transformer(str(encoder))).to(device)
-        keep_tokens(self.model.encoder, data.occurring_tokens)
+        made = build_transformer(str(encoder)).to(device)
+        keep_tokens(made, data.occurring_tokens)
         training_data = TrainingData.from_prepared(data, OBJECTIVE.regularizers)
-        self.sampler = Sampler(training_data, BATCH_SIZE, seed=3)
-        optimizer = build_optimizer(self.model.encoder, 3e-4, 0.01, embedding_lr=5e-3)
-        schedule = build_schedule(optimizer, total_steps // 10, total_steps)
-        sources = SamplingSources(training_data.graphs)
-        parts = self._parts(total_steps) if has_all else []
-        self.state = TrainState(self.model, optimizer, schedule, sources, parts=parts)
+        sampler = Sampler(training_data, BATCH_SIZE, seed=3)
+        objective = WITH_ALL if has_all else OBJECTIVE
+        schedule = total_steps // 10, total_steps
+        super().__init__(made, sampler, objective, (), (3e-4, 0.01, 5e-3), schedule)
+        self.data = data
+        if has_all:
+            self.state.parts = self._parts(total_steps)
         self.state.prepare_next_steps()
 
     def _parts(self, total_steps):
@@ -133,10 +134,9 @@ class Run:
         device = self.model.device
         return step_inputs(self.sampler, state.sources, self.objective, steps, device, state.parts)
 
-    def train(self, stop, use_bf16=False):
+    def train(self, stop, **settings):
         """Train up to a step; returns the losses (steps, terms)."""
-        steps = train_steps(self.state, self.sampler, self.objective, stop, use_bf16=use_bf16)
-        return global_losses(list(steps))
+        return np.array(super().train(stop, **settings))
 
     def metrics(self, use_bf16=False):
         """Evaluate on the validation split."""
@@ -251,7 +251,6 @@ def test_one_worker_on_nccl_gives_the_same_losses(foldoc, word_encoder, tmp_path
     )
     try:
         run = Run(foldoc, word_encoder, GPU, 40)
-        run.state.model = nn.parallel.DistributedDataParallel(run.model, device_ids=[0])
         found = run.train(5)
         del run
         gc.collect()  # a DDP model that outlives the process group can deadlock when it is freed

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from random_datasets import random_dataset
 from support import query_table, tables_in, tables_of_page, text_table
 from transformers import AutoTokenizer
+from written_out import column_of
 
 from jobs import describe as job
 from jobs import validate as validating
@@ -94,7 +95,7 @@ def _tokens_by_loops(dataset, encoder, max_length):
     rows = []
     texts = [f"queries/{split}" for split in SPLITS] + ["ads"]
     for table in texts + [f"anchors/{name}" for name in dataset.anchor_sets]:
-        written = dataset.read(table)["text"].to_pylist()
+        written = column_of(dataset, table)
         tokens = [tokenizer(text)["input_ids"] for text in written]
         lengths = [len(of_text) for of_text in tokens]
         own = [token for of_text in tokens for token in of_text[1:-1]]

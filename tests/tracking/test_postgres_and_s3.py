@@ -4,6 +4,7 @@ import shutil
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import mlflow
 import pyarrow as pa
@@ -14,16 +15,14 @@ from conftest import free_port
 from mlflow.tracking import MlflowClient
 from stores import served_by_mlflow
 from support import running, running_postgres, the_error
+from written_out import column_of
 
 from jobs import predict, promote, train, tune
 from ramen_ray.config import overlay, write_config
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.tracking.registry import Registry
 
-INSTALL = "pip install -e '.[stores]'"
-boto3 = pytest.importorskip("boto3", reason=INSTALL)
-pytest.importorskip("moto.server", reason=INSTALL)
-pytest.importorskip("psycopg", reason=INSTALL)
+pytest.importorskip("psycopg", reason="pip install -e '.[stores]'")
 
 pytestmark = pytest.mark.slow
 
@@ -33,15 +32,14 @@ CHAMPION = "models:/dictionary@champion"
 
 @dataclass(frozen=True)
 class Stores:
-    """Addresses of the database, of the S3-compatible store, and of MLflow's server over both."""
+    """A client of the S3-compatible store, and the address of MLflow's server."""
 
-    database: str
-    s3: str
+    s3: Any
     server: str
 
     def files(self):
         """List the files in the bucket."""
-        found = boto3.client("s3", endpoint_url=self.s3).list_objects_v2(Bucket=BUCKET)
+        found = self.s3.list_objects_v2(Bucket=BUCKET)
         return {file["Key"] for file in found.get("Contents", [])}
 
 
@@ -62,30 +60,23 @@ def database():
 
 
 @pytest.fixture(scope="module")
-def stores(database, tmp_path_factory, request):
+def stores(database, s3, tmp_path_factory, request):
     """The servers, and a Ray whose processes know how to reach them."""
     folder = tmp_path_factory.mktemp("servers")
-    s3_port = free_port()
     port = free_port()
-    s3 = f"http://127.0.0.1:{s3_port}"
     server = f"http://127.0.0.1:{port}"
-    s3_command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(s3_port)]
     command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--workers", "1"]
     command += ["--port", str(port), "--backend-store-uri", database]
     command += ["--artifacts-destination", f"s3://{BUCKET}/kept"]
     with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("AWS_ACCESS_KEY_ID", "us")
-        environment.setenv("AWS_SECRET_ACCESS_KEY", "s3cret")
-        environment.setenv("AWS_DEFAULT_REGION", "us-east-1")
-        environment.setenv("MLFLOW_S3_ENDPOINT_URL", s3)
+        environment.setenv("MLFLOW_S3_ENDPOINT_URL", s3.meta.endpoint_url)
         environment.setenv("MLFLOW_SERVER_ENABLE_JOB_EXECUTION", "false")
-        with running(s3_command, folder / "s3.log", f"{s3}/moto-api/"):
-            boto3.client("s3", endpoint_url=s3).create_bucket(Bucket=BUCKET)
-            with running(command, folder / "server.log", f"{server}/health"):
-                ray.shutdown()  # the processes of another module's know nothing of these servers
-                request.getfixturevalue("cluster")
-                yield Stores(database, s3, server)
-                ray.shutdown()
+        s3.create_bucket(Bucket=BUCKET)
+        with running(command, folder / "server.log", f"{server}/health"):
+            ray.shutdown()  # the processes of another module's know nothing of these servers
+            request.getfixturevalue("cluster")
+            yield Stores(s3, server)
+            ray.shutdown()
     mlflow.set_tracking_uri(None)
 
 
@@ -120,7 +111,7 @@ def test_a_team_trains_sweeps_promotes_answers_and_serves(
     assert "version 1" in said
     assert "version 2" in said
 
-    texts = Dataset(dataset_path).read("queries/test")["text"].to_pylist()
+    texts = column_of(Dataset(dataset_path), "queries/test")
     queries = tmp_path / "queries.parquet"
     answered = tmp_path / "answers"
     pq.write_table(pa.table({"text": texts}), queries)

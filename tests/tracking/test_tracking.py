@@ -1,4 +1,3 @@
-import pickle
 import shlex
 import shutil
 import time
@@ -9,7 +8,6 @@ import numpy as np
 import pytest
 from conftest import free_port
 from mlflow.tracking import MlflowClient
-from support import run_python
 
 from ramen_ray import command_line
 from ramen_ray.errors import UserError, redacted_reason, shown_address
@@ -81,13 +79,6 @@ def test_of_what_a_library_says_the_words_of_a_secret_are_not_shown():
     address = "postgresql://ann:pass%20word@s3cret@host:5432/db"
     reason = "bad port 'word@s3cret' of host:5432, user ann"
     assert redacted_reason(reason, address) == "bad port '***@***' of host:5432, user ***"
-
-
-def test_a_run_travels_to_workers_without_mlflow(run):
-    handed_on = pickle.loads(pickle.dumps(run))
-    assert handed_on == run
-    code = "import sys, ramen_ray.tracking.runs; print('mlflow' in sys.modules)"
-    assert run_python("-c", code).stdout.strip() == "False"
 
 
 def test_a_reopened_run_is_the_same_and_runs_again(run, output):

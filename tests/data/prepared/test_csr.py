@@ -4,16 +4,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
-import pytest
 import scipy.sparse as sp
 from hypothesis import given
 from hypothesis import strategies as st
-from support import csr_of, shares_of
+from support import shares_of
 
-from ramen_ray.data.prepared.csr import Csr, accumulate
+from ramen_ray.data.prepared.csr import Csr
 
 NUM_COLUMNS = 9
-rows_strategy = st.lists(st.lists(st.integers(0, NUM_COLUMNS - 1), unique=True), min_size=1)
 weighted_rows = st.lists(
     st.dictionaries(st.integers(0, NUM_COLUMNS - 1), st.integers(1, 8)), min_size=1
 )
@@ -46,17 +44,6 @@ def test_pairs_are_saved_as_scipy_has_them_whatever_their_order(rows, seed):
     assert shares_of(found) == [(row / row.sum()).tolist() for row in by_row]
 
 
-@given(rows_strategy, st.data())
-def test_degrees_and_gather_equal_a_loop(rows, data):
-    requested = data.draw(st.lists(st.integers(0, len(rows) - 1)))
-    csr = csr_of(rows)
-    positions, columns = csr.gather(np.array(requested, dtype=np.int64))
-    pairs = [(place, column) for place, row in enumerate(requested) for column in sorted(rows[row])]
-    assert list(zip(positions.tolist(), columns.tolist(), strict=True)) == pairs
-    degrees = csr.degrees(np.array(requested, dtype=np.int64))
-    assert degrees.tolist() == [len(rows[row]) for row in requested]
-
-
 @given(weighted_rows, st.data())
 def test_draw_inverts_the_weights_of_the_row_however_much_other_rows_weigh(rows, data):
     per_row = {"min_size": len(rows), "max_size": len(rows)}
@@ -76,14 +63,3 @@ def test_draw_inverts_the_weights_of_the_row_however_much_other_rows_weigh(rows,
             rest -= row[column]
         expected.append(chosen)
     assert csr.draw(np.arange(len(rows)), np.array(uniforms)).tolist() == expected
-
-
-@given(st.lists(st.lists(st.integers(1, 8))), st.integers(1, 7))
-def test_weights_accumulate_in_batches_as_in_one_piece(rows, num_entries):
-    indptr = np.cumsum([0, *map(len, rows)])
-    weights = np.array([0.0, *(weight for row in rows for weight in row)])
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("ramen_ray.data.prepared.csr.ENTRIES_PER_BATCH", num_entries)
-        accumulate(weights, indptr)
-    shares = shares_of(Csr(indptr, np.zeros(indptr[-1]), weights))
-    assert shares == [[weight / sum(row) for weight in row] for row in rows]

@@ -1,4 +1,4 @@
-"""The stateless random numbers and hashes: known values, and equal texts."""
+"""Hashes of equal and of other texts."""
 
 from itertools import chain
 
@@ -6,23 +6,11 @@ import numpy as np
 import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
-from support import splitmix64
 
-from ramen_ray.data.arrays import (
-    HashIndex,
-    hash_strings,
-    hash_texts,
-    mix,
-)
+from ramen_ray.data.arrays import HashIndex, hash_strings, hash_texts
 
 WORD = 1 << 64
 texts_strategy = st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=6), min_size=1)
-
-
-@given(st.lists(st.integers(0, WORD - 1), min_size=1))
-def test_mix_is_splitmix64(values):
-    assert splitmix64(1234567) == 6457827717110365317, "the published first output"
-    assert mix(np.array(values, dtype=np.uint64)).tolist() == [splitmix64(v) for v in values]
 
 
 @given(texts_strategy, texts_strategy)

@@ -21,6 +21,7 @@ from support import (
 from transformers import AutoTokenizer
 
 from ramen_ray.config import ConfigError, overlay
+from ramen_ray.data.prepared import csr
 from ramen_ray.data.prepared.folder import TextFigures
 from ramen_ray.data.prepared.stages import join_parts
 from ramen_ray.data.store.dataset import Dataset, DatasetError, write_dataset, write_metadata
@@ -102,8 +103,9 @@ def test_edges_are_the_sorted_anchors_with_their_weights(prepared, dataset_path,
 
 @pytest.mark.parametrize("num_blocks", [1, 7])
 def test_weights_queries_without_clicks_and_edges_of_held_out_queries_change_nothing_else(
-    prepared, dataset_path, encoder_path, tmp_path, num_blocks
+    prepared, dataset_path, encoder_path, tmp_path, num_blocks, monkeypatch
 ):
+    monkeypatch.setattr(csr, "ENTRIES_PER_BATCH", num_blocks)
     bare = {0, 7, 58, 59}
 
     def weight_of(query, ad):

@@ -2,7 +2,7 @@
 
 import pytest
 from support import errors_in
-from written_out import clicked_pairs, edges_of
+from written_out import clicked_pairs, column_of, edges_of
 
 from ramen_ray.data.splits.sample import sample_dataset
 from ramen_ray.data.store.dataset import Dataset
@@ -19,8 +19,8 @@ def test_what_is_kept_keeps_its_clicks_edges_and_filters(whole, tmp_path):
     sample = sample_dataset(whole.path, tmp_path / "sample", 800)
     assert errors_in(sample) == []
     assert sample.num_rows("queries/train") == 800
-    ads = set(sample.read("ads")["text"].to_pylist())
-    queries = {split: set(sample.read(f"queries/{split}")["text"].to_pylist()) for split in SPLITS}
+    ads = set(column_of(sample, "ads"))
+    queries = {split: set(column_of(sample, f"queries/{split}")) for split in SPLITS}
     for split in SPLITS:
         expected = {pair for pair in clicked_pairs(whole, split) if pair[0] in queries[split]}
         assert clicked_pairs(sample, split) == expected
@@ -31,6 +31,6 @@ def test_what_is_kept_keeps_its_clicks_edges_and_filters(whole, tmp_path):
             edges = edges_of(whole, anchor_set, side)
             assert edges_of(sample, anchor_set, side) == {one for one in edges if one[0] in nodes}
     own = sample.read("filters/test").to_pylist()
-    texts = {table: sample.read(table)["text"].to_pylist() for table in ("queries/test", "ads")}
+    texts = {table: column_of(sample, table) for table in ("queries/test", "ads")}
     assert own
     assert all(texts["queries/test"][o["query_id"]] == texts["ads"][o["ad_id"]] for o in own)

@@ -17,8 +17,6 @@ from ramen_ray.data.store.dataset import Dataset, DatasetError
 from ramen_ray.data.tables.clicks.import_tables import import_tables
 from ramen_ray.data.tables.clicks.settings import Columns, Splits, UserTables
 from ramen_ray.data.tables.graphs.edges import EdgeList, add_edge_list
-from ramen_ray.data.tables.graphs.session_events import SessionColumns, SessionLog
-from ramen_ray.data.tables.graphs.sessions import SessionSettings, add_co_session
 
 deltalake = pytest.importorskip("deltalake", reason="pip install -e '.[delta]'")
 
@@ -80,7 +78,7 @@ def test_live_files_of_a_version_are_read_and_the_version_is_of_the_identity(tmp
     assert len({later.fingerprint, latest.fingerprint, last_rows.fingerprint}) == 3
 
 
-def test_sessions_edges_and_judgements_are_read_too(tmp_path):
+def test_edges_and_judgements_are_read_too(tmp_path):
     log = _log(2)
     edges = pd.DataFrame({"query": log["query"], "anchor": log["session"]})
     grades = pd.DataFrame({"query": log["query"], "ad": log["ad"], "grade": 0.5, "source": "me"})
@@ -93,9 +91,6 @@ def test_sessions_edges_and_judgements_are_read_too(tmp_path):
         sources = [str(pair[number]) for pair in written]
         columns = Columns(clicks_time="day", clicks_weight="clicks")
         dataset = import_tables(UserTables(sources[0], columns=columns), tmp_path / "m" / name)
-        columns = SessionColumns(sessions_session="session", sessions_time="day", sessions_ad="ad")
-        settings = SessionSettings(min_support=1)
-        add_co_session(dataset.path, SessionLog(sources[0], columns), settings)
         add_edge_list(dataset.path, "links", EdgeList(sources[1], skip_bad_rows=True))
         made.append(
             add_judgements(Dataset(dataset.path), JudgedTable(sources[2], skip_bad_rows=True))
@@ -111,46 +106,20 @@ def test_sessions_edges_and_judgements_are_read_too(tmp_path):
     assert sets["links"]["settings"]["query_edges"].endswith("edges@v1")
 
 
-def _write_log(folder, *entries, **metadata):
-    """Write the log of a version by hand, as other writers may have."""
-    fields = [
-        {
-            "name": name,
-            "type": "string",
-            "nullable": True,
-            "metadata": {
-                "delta.columnMapping.id": number,
-                "delta.columnMapping.physicalName": f"col-{number}",
-            },
-        }
-        for number, name in enumerate(("query", "ad"), 1)
-    ]
-    features = metadata.pop("features", [])
-    protocol = {"minReaderVersion": 3, "minWriterVersion": 7}
-    lines = [
-        {"protocol": {**protocol, "readerFeatures": features, "writerFeatures": features}},
-        {
-            "metaData": {
-                "id": "x",
-                "format": {"provider": "parquet", "options": {}},
-                "schemaString": json.dumps({"type": "struct", "fields": fields}),
-                "partitionColumns": [],
-                "configuration": {},
-                "createdTime": 0,
-                **metadata,
-            }
-        },
-        *entries,
-    ]
-    file = folder / "_delta_log" / "00000000000000000000.json"
-    file.parent.mkdir(parents=True)
-    file.write_text("\n".join(map(json.dumps, lines)))
+ROWS = pa.table({"query": [f"q{n}" for n in range(60)], "ad": ["a", "b"] * 30})
 
 
-def _added(path, **more):
-    stamps = {"size": 1, "modificationTime": 0, "dataChange": True}
-    stamps["stats"] = json.dumps({"numRecords": 60})
-    return {"add": {"path": path, "partitionValues": {}, **stamps, **more}}
+def _write(folder, features=(), **changes):
+    """Write a table, and change entries of its log, as other writers may have."""
+    deltalake.write_deltalake(folder, ROWS)
+    reader = {"minReaderVersion": 3, "minWriterVersion": 7}
+    changes["protocol"] = {**reader, "readerFeatures": features, "writerFeatures": features}
+    log = folder / "_delta_log" / f"{0:020}.json"
+    entries = [json.loads(line) for line in log.read_text().splitlines()]
+    for entry in entries:
+        for kind in entry.keys() & changes.keys():
+            entry[kind] |= changes[kind]
+    log.write_text("\n".join(map(json.dumps, entries)))
 
 
 def _vector(file):
@@ -164,33 +133,37 @@ def _vector(file):
 
 
 def test_what_its_files_alone_do_not_say_is_refused_by_name(tmp_path, monkeypatch):
-    rows = pa.table({"query": [f"q{n}" for n in range(60)], "ad": ["a", "b"] * 30})
     vector = _vector(tmp_path / "vector.bin")
-    mapped = {"delta.columnMapping.mode": "name"}
-    tables = {
-        "deletion vectors": {
-            "entries": [_added("a.parquet", deletionVector=vector)],
-            "features": ["deletionVectors"],
-        },
-        "column mapping": {
-            "entries": [_added("a.parquet")],
-            "features": ["columnMapping"],
-            "configuration": mapped,
-        },
-        "gone.parquet is gone": {"entries": [_added("a.parquet"), _added("gone.parquet")]},
-        "no files": {"entries": []},
+    mapping = "delta.columnMapping"
+    fields = [
+        {
+            "name": name,
+            "type": "string",
+            "nullable": True,
+            "metadata": {f"{mapping}.id": number, f"{mapping}.physicalName": f"col-{number}"},
+        }
+        for number, name in enumerate(ROWS.column_names, 1)
+    ]
+    mapped = {
+        "configuration": {f"{mapping}.mode": "name"},
+        "schemaString": json.dumps({"type": "struct", "fields": fields}),
     }
-    for number, (said, log) in enumerate(tables.items()):
-        folder = tmp_path / str(number)
-        _write_log(folder, *log.pop("entries"), **log)
-        pq.write_table(rows, folder / "a.parquet")
-        pq.write_table(rows, folder / "not alive.parquet")
+    tables = {
+        "deletion vectors": (["deletionVectors"], {"add": {"deletionVector": vector}}),
+        "column mapping": (["columnMapping"], {"metaData": mapped}),
+        "gone.parquet is gone": ([], {"add": {"path": "gone.parquet"}}),
+    }
+    for number, (said, (features, changes)) in enumerate(tables.items()):
+        _write(tmp_path / str(number), features, **changes)
         with pytest.raises(DatasetError, match=said):
-            import_tables(UserTables(str(folder)), tmp_path / "out")
+            import_tables(UserTables(str(tmp_path / str(number))), tmp_path / "out")
+    empty = tmp_path / "empty"
+    deltalake.write_deltalake(empty, ROWS)
+    deltalake.DeltaTable(empty).delete()
+    with pytest.raises(DatasetError, match="no files"):
+        import_tables(UserTables(str(empty)), tmp_path / "out")
     fine = tmp_path / "fine"
-    _write_log(fine, _added("a.parquet"), features=["deletionVectors"])
-    pq.write_table(rows, fine / "a.parquet")
-    pq.write_table(rows.slice(0, 5), fine / "removed.parquet")
+    _write(fine, ["deletionVectors"])
     assert import_tables(UserTables(str(fine)), tmp_path / "out").num_rows("ads") == 2
     for source in (f"{fine}@v9", f"{fine}/a.parquet@v0", f"{fine}@v-1"):
         with pytest.raises(DatasetError):

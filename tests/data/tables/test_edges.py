@@ -18,6 +18,7 @@ from support import (
     write_frame,
     write_rows,
 )
+from written_out import column_of
 
 from ramen_ray.data.engine import engine, stream
 from ramen_ray.data.store import parquet_files
@@ -53,7 +54,7 @@ def path(tmp_path):
 def _edges(path, side, name="mine"):
     dataset = Dataset(path)
     assert errors_in(dataset) == []
-    anchors = dataset.read(f"anchors/{name}")["text"].to_pylist()
+    anchors = column_of(dataset, f"anchors/{name}")
     rows = dataset.read(f"edges/{name}/{side}").to_pylist()
     return {(row[f"{side}_id"], anchors[row["anchor_id"]]): row["weight"] for row in rows}
 
@@ -102,7 +103,7 @@ def test_edges_in_batches_are_those_of_a_loop(rows, rows_per_batch, listed, path
     assert _edges(path, "query") == expected
     used = list(dict.fromkeys(anchor for _, anchor, _ in rows))
     in_order = [anchor.upper() for anchor in sorted(used)[::-1]] if listed else used
-    assert Dataset(path).read("anchors/mine")["text"].to_pylist() == in_order
+    assert column_of(Dataset(path), "anchors/mine") == in_order
     assert counts["edges/mine/query"] == len(expected)
     assert counts["train queries without edges"] == 4 - len({node for node, _ in expected})
     assert [file.name for file in path.glob(".*")] == [".lock"]

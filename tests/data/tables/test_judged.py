@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from random_datasets import random_dataset
 from support import errors_in, import_in_process, with_tables, write_rows
-from written_out import clicks_of, plain
+from written_out import click_weights_of, clicks_of, column_of, judged_of, plain
 
 from ramen_ray.data.splits.judged import JudgedTable, add_judgements
 from ramen_ray.data.splits.novel import NovelSettings, make_novel_split
@@ -27,25 +27,8 @@ NUM_ADS = 9
 BEST = 3
 
 
-def _texts(dataset, table):
-    ordered = dataset.read(table).sort_by("ad_id" if table == "ads" else "query_id")
-    return ordered["text"].to_pylist()
-
-
-def _judged(dataset, split):
-    table = f"judged/{split}"
-    if not dataset.has(table):
-        return {}
-    queries = _texts(dataset, f"queries/{split}")
-    ads = _texts(dataset, "ads")
-    rows = dataset.read(table).to_pylist()
-    grades = {(queries[r["query_id"]], ads[r["ad_id"]], r["source"]): r["grade"] for r in rows}
-    assert len(grades) == len(rows)
-    return grades
-
-
 def _all_judged(dataset):
-    return {split: _judged(dataset, split) for split in SPLITS}
+    return {split: judged_of(dataset, split) for split in SPLITS}
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +97,7 @@ def test_judgements_are_imported_as_plain_loops_would(by_time, drawn, tmp_path):
             for pair, grades in given.items()
             if last.get(plain(pair[0])) == split and pair[0] in asked
         }
-        assert _judged(dataset, split) == expected
+        assert judged_of(dataset, split) == expected
     assert "query 8" not in last, "it is left out as a bot, with its judgements"
     assert all(_all_judged(dataset).values())
 
@@ -170,16 +153,16 @@ def test_judgements_follow_queries_and_ads_into_other_datasets(tmp_path):
     whole = with_tables(parent, tmp_path / "whole", tables)
     novel = make_novel_split(whole.path, tmp_path / "novel", NovelSettings(0.3))
     sample = sample_dataset(whole.path, tmp_path / "sample", 6)
-    new = {_texts(novel, "ads")[ad] for ad in novel.read("novel_ads")["ad_id"].to_pylist()}
+    new = {column_of(novel, "ads")[ad] for ad in novel.read("novel_ads")["ad_id"].to_pylist()}
     assert errors_in(novel) == errors_in(sample) == []
     for made in (novel, sample):
-        ads = {*_texts(made, "ads")}
+        ads = {*column_of(made, "ads")}
         for split in SPLITS:
             known = ads - new if made is novel and split != "test" else ads
-            queries = {*_texts(made, f"queries/{split}")}
-            assert _judged(made, split) == {
+            queries = {*column_of(made, f"queries/{split}")}
+            assert judged_of(made, split) == {
                 pair: grade
-                for pair, grade in _judged(whole, split).items()
+                for pair, grade in judged_of(whole, split).items()
                 if pair[0] in queries and pair[1] in known
             }
 
@@ -200,8 +183,8 @@ def test_judgements_added_later_are_those_of_an_import_with_them(by_time, drawn,
     assert errors_in(made) == []
     assert made.tables == whole.tables
     for split in SPLITS:
-        expected = _judged(whole, split).items()
-        assert _judged(made, split) == {pair: pytest.approx(grade) for pair, grade in expected}
+        expected = judged_of(whole, split).items()
+        assert judged_of(made, split) == {pair: pytest.approx(grade) for pair, grade in expected}
         assert clicks_of(made, split) == clicks_of(whole, split)
     new = [("query 1", "ad 1", "human", 3), ("query 2", "ad 1", "teacher", 0)]
     last = write_rows(tmp_path / "new.csv", "query ad by level", new)
@@ -210,7 +193,7 @@ def test_judgements_added_later_are_those_of_an_import_with_them(by_time, drawn,
     assert sum(map(len, changed.values())) >= sum(map(len, _all_judged(whole).values()))
     replaced = {(query, ad, source): level / BEST for query, ad, source, level in new}
     for split in SPLITS:
-        stays = _judged(whole, split)
+        stays = judged_of(whole, split)
         grades = {pair: replaced.get(pair, stays.get(pair)) for pair in changed[split]}
         assert stays.keys() <= grades.keys() <= stays.keys() | replaced.keys()
         assert changed[split] == {pair: pytest.approx(grade) for pair, grade in grades.items()}
@@ -307,14 +290,8 @@ def test_impressions_weigh_clicks_and_judge_ads_as_plain_loops_would(name, log, 
             if clicks and is_there:
                 coec = (clicks + 1) / (expected + 1)
                 weights[query, ad] = pytest.approx(coec if split == "train" else clicks)
-        rows = dataset.read(f"queries/{split}").to_pylist()
-        ads = _texts(dataset, "ads")
-        assert weights == {
-            (row["text"], ads[ad]): weight
-            for row in rows
-            for ad, weight in zip(row["ad_ids"], row["weights"], strict=True)
-        }
-        judged = _judged(dataset, split)
+        assert weights == click_weights_of(dataset, split)
+        judged = judged_of(dataset, split)
         assert judged == {key: 0.0 for key in refused if last[key[0]] == split}
     assert len(refused) > 15
     assert _all_judged(dataset)["train"]

@@ -75,10 +75,10 @@ def test_an_id_that_a_table_lists_is_no_word_for_nothing(tmp_path):
     rows = [(f"query {n}", names[n % 6]) for n in NUMBERS]
     clicks = write_rows(tmp_path / "clicks.csv", "query ad_id", rows)
     shop, findings = import_in_process(UserTables(clicks, ads=ads), tmp_path / "out")
-    assert (findings, shop.read("ads")["source_id"].to_pylist()) == ([], names)
+    assert (findings, column_of(shop, "ads", "source_id")) == ([], names)
     left = UserTables(clicks, ads=ads, null_words="leave-out")
     shop, _ = import_in_process(left, tmp_path / "left")
-    assert shop.read("ads")["source_id"].to_pylist() == ["1", "2", "3"]
+    assert column_of(shop, "ads", "source_id") == ["1", "2", "3"]
 
 
 def test_a_text_of_digits_is_no_number_among_texts(tmp_path):
@@ -108,11 +108,11 @@ def test_words_for_nothing_are_left_out_of_joined_texts(tmp_path):
     clicks = write_rows(tmp_path / "c.csv", "query ad_id", rows)
     tables = UserTables(clicks, ads=ads, columns=Columns(ad_text=("text", "more")))
     dataset, (finding,) = import_in_process(tables, tmp_path / "out")
-    texts = dataset.read("ads")["text"].to_pylist()
+    texts = column_of(dataset, "ads")
     assert texts == ["ad 0", "ad 1", "ad 2 cheap", "ad 3", "ad 4", "ad 5 none left"]
     assert (finding.row, finding.column, finding.message[:7]) == (2, "more", "3 cells")
     kept, _ = import_in_process(replace(tables, null_words="keep"), tmp_path / "kept")
-    assert kept.read("ads")["text"].to_pylist()[0] == "ad 0 NULL"
+    assert column_of(kept, "ads")[0] == "ad 0 NULL"
 
 
 def test_columns_to_filter_by_have_any_name(tmp_path):

@@ -95,7 +95,7 @@ def test_repeated_ids_with_other_texts_are_an_error_if_many(tmp_path):
     with pytest.raises(DatasetError, match=r"63 of 70 .*'0'"):
         _import(tmp_path, "a.csv", BY_ID, ads=ads)
     dataset, _ = _import(tmp_path, "a.csv", BY_ID, ads=ads, skip_bad_rows=True)
-    assert dataset.read("ads")["text"].to_pylist() == [f"text {10 * n}" for n in range(7)]
+    assert column_of(dataset, "ads") == [f"text {10 * n}" for n in range(7)]
 
 
 UNITS = {
@@ -300,7 +300,7 @@ def test_a_row_of_totals_is_doubted_and_left_out_with_other_bad_rows(skips, plac
     dataset, found = _import(tmp_path, "a.csv", frame, columns=columns, skip_bad_rows=skips)
     assert f"a.csv, row {place + 2}, column 'n': 1 rows" in found
     assert ("Total", "Total") not in clicked_pairs(dataset) or not skips
-    assert ("Total" in dataset.read("ads")["text"].to_pylist()) == (not skips)
+    assert ("Total" in column_of(dataset, "ads")) == (not skips)
     rows[place][2] -= 1
     frame = pd.DataFrame(rows, columns=["query", "ad", "n"])
     assert _import(tmp_path / "2", "a.csv", frame, columns=columns)[1] == ""

@@ -2,7 +2,6 @@
 
 import gzip
 import io
-import sys
 import time
 from unittest.mock import Mock
 
@@ -11,7 +10,7 @@ import pandas as pd
 import pytest
 from conftest import free_port
 from fsspec.implementations.memory import MemoryFileSystem
-from support import running, the_error
+from support import the_error
 from written_out import clicks_of
 
 from jobs import ingest
@@ -34,27 +33,12 @@ DAYS = {
 
 
 @pytest.fixture(scope="module")
-def address(tmp_path_factory):
-    """An S3-compatible store, which the environment names, with a bucket of clicks."""
-    install = "pip install -e '.[stores]'"
-    boto3 = pytest.importorskip("boto3", reason=install)
-    pytest.importorskip("moto.server", reason=install)
-    log = tmp_path_factory.mktemp("store") / "s3.log"
-    port = free_port()
-    address = f"http://127.0.0.1:{port}"
-    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
-    serving = running(command, log, f"{address}/moto-api/")
-    with pytest.MonkeyPatch.context() as environment, serving:
-        environment.setenv("AWS_ACCESS_KEY_ID", "us")
-        environment.setenv("AWS_SECRET_ACCESS_KEY", "s3cret")
-        environment.setenv("AWS_DEFAULT_REGION", "us-east-1")
-        environment.setenv("AWS_EC2_METADATA_DISABLED", "true")  # it is waited for elsewhere
-        environment.setenv("AWS_ENDPOINT_URL", address)
-        client = boto3.client("s3", endpoint_url=address)
-        client.create_bucket(Bucket=BUCKET)
-        for name, content in _files().items():
-            client.put_object(Bucket=BUCKET, Key=name, Body=content)
-        yield address
+def address(s3):
+    """A store with a bucket of clicks."""
+    s3.create_bucket(Bucket=BUCKET)
+    for name, content in _files().items():
+        s3.put_object(Bucket=BUCKET, Key=name, Body=content)
+    return s3.meta.endpoint_url
 
 
 def _files():

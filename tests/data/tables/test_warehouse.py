@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from support import ROOT
-from written_out import column_of, edge_weights_of
+from written_out import column_of, edge_weights_of, judged_of
 
 from ramen_ray.data.checks.validation import validate
 from ramen_ray.data.store.dataset import Dataset
@@ -137,11 +137,7 @@ def _content(dataset):
             query["text"]: sorted(ads[ad]["source_id"] for ad in query["ad_ids"])
             for query in dataset.read(f"queries/{split}").to_pylist()
         }
-        texts = column_of(dataset, f"queries/{split}")
-        content[f"judged/{split}"] = {
-            (texts[row["query_id"]], ads[row["ad_id"]]["source_id"], row["source"]): row["grade"]
-            for row in dataset.read(f"judged/{split}").to_pylist()
-        }
+        content[f"judged/{split}"] = judged_of(dataset, split)
     for side in ("query", "ad"):
         content[side] = edge_weights_of(dataset, "links", side)
     return content
@@ -152,8 +148,9 @@ def _check(made, folder, by):
     expected = _content(_imported(folder, by))
     for what, rows in expected.items():
         assert content[what] == rows, what
-    assert [finding for finding in validate(made) if finding.severity == "error"] == []
-    warnings = " ".join(finding.message for finding in validate(made))
+    findings = validate(made)
+    assert not [finding for finding in findings if finding.severity == "error"]
+    warnings = " ".join(finding.message for finding in findings)
     assert "two splits" not in warnings and "answer" not in warnings
 
 

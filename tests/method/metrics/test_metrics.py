@@ -44,10 +44,6 @@ many_counts = st.lists(st.integers(0, 40), min_size=1, max_size=30).map(np.array
 counts_strategy = st.lists(st.integers(0, 40), min_size=NUM_ADS, max_size=NUM_ADS).map(np.array)
 
 
-def _over_all(*arguments):
-    return ratios(query_metrics(*arguments))
-
-
 def test_inverse_propensities_follow_jain_et_al():
     counts = [0, 1, 7, 300]
     c = (log(1000) - 1) * (1.5 + 1) ** 0.55
@@ -84,7 +80,7 @@ _OF_TREC = {"P": "P", "R": "recall", "N": "ndcg_cut"}
 def test_propensity_scores_equal_a_loop(case, counts):
     topk, truth = case
     inverse = inverse_propensities(counts, 100, 0.55, 1.5)
-    found = _over_all(topk, csr_of(truth), inverse, KS)
+    found = ratios(query_metrics(topk, csr_of(truth), inverse, KS))
     for k in KS:
         gain = best_gain = dcg = best_dcg = 0.0
         for row, ads in zip(topk.tolist(), truth, strict=True):
@@ -106,7 +102,7 @@ def test_group_metrics_add_up_to_precision_and_equal_a_loop(case, counts):
     topk, truth = case
     groups = popularity_groups(counts)
     found = ratios(group_metrics(topk, csr_of(truth), groups, KS))
-    overall = _over_all(topk, csr_of(truth), np.ones(NUM_ADS), KS)
+    overall = ratios(query_metrics(topk, csr_of(truth), np.ones(NUM_ADS), KS))
     for k in KS:
         assert sum(found[f"{name}/P@{k}"] for name in groups) == pytest.approx(overall[f"P@{k}"])
         for name, member in groups.items():

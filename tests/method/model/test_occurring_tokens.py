@@ -16,7 +16,7 @@ from transformers import BertTokenizer
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.metrics.ground_truth import Propensity, evaluate
 from ramen_ray.method.model.dual_encoder import load_model
-from ramen_ray.method.model.occurring_tokens import OccurringTokens, keep_tokens
+from ramen_ray.method.model.occurring_tokens import keep_tokens
 from ramen_ray.method.objectives.losses import TripletLoss
 from ramen_ray.method.objectives.terms import ramen_objective
 from ramen_ray.method.training.state import CheckpointError, restore_checkpoint
@@ -96,12 +96,3 @@ def test_an_encoder_of_more_tokens_than_two_bytes_count_trains_alike(
     losses = _begin(prepared, narrow, is_cut=True).train(STEPS)
     found = _begin(wide, build_encoder("transformer", str(tmp_path)), is_cut=True).train(STEPS)
     np.testing.assert_allclose(found, losses, rtol=1e-5)
-
-
-def test_a_token_that_was_cut_out_has_no_embedding():
-    cut = OccurringTokens(nn.Embedding(10, 4), np.array([3, 8]))
-    with pytest.raises(IndexError, match="out of range"):
-        cut(torch.tensor([3, 5]))
-    bag = OccurringTokens(nn.EmbeddingBag(10, 4, mode="mean"), np.array([3, 8]))
-    with pytest.raises(RuntimeError, match="not in the valid range"):
-        bag(torch.tensor([3, 5]), torch.tensor([0]))

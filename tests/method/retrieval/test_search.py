@@ -9,6 +9,7 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 from support import best_by_a_sort
+from written_out import column_of
 
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.metrics.ground_truth import Propensity, evaluate
@@ -137,8 +138,8 @@ def test_evaluation_ranks_all_ads_but_the_filtered_and_measures_that(
     inverse = inverse_propensities(counts, 60, 0.6, 2.6)
     expected = query_metrics(ads, truth, inverse, [1, 3, 5, 10, 100])
     expected |= group_metrics(ads, truth, popularity_groups(counts), [1, 5, 10])
-    texts = Dataset(dataset_path).read(f"queries/{split}").sort_by("query_id")["text"].to_pylist()
-    trained = {*Dataset(dataset_path).read("queries/train")["text"].to_pylist()}
+    texts = column_of(Dataset(dataset_path), f"queries/{split}")
+    trained = {*column_of(Dataset(dataset_path), "queries/train")}
     seen = np.array([text in trained for text in texts])
     assert seen.any() and not seen.all()
     for group, weight in (

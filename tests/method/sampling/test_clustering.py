@@ -13,7 +13,6 @@ from ramen_ray.method.sampling.batches import clustered_order
 from ramen_ray.method.sampling.curriculum import (
     Clusters,
     balanced_clusters,
-    count_clusters,
     cut_in_two,
 )
 
@@ -48,14 +47,6 @@ def test_clusters_are_a_balanced_partition(num_rows, data):
     assert sorted(clusters.rows.tolist()) == list(range(num_rows))
     assert len(sizes) == num_clusters
     assert max(sizes) - min(sizes) <= 1
-
-
-@given(st.integers(1, 200), st.integers(1, 200))
-def test_rows_are_halved_until_no_cluster_is_too_large(num_rows, size):
-    num_clusters = count_clusters(num_rows, size)
-    assert num_clusters.bit_count() == 1
-    assert num_rows <= num_clusters * size
-    assert num_clusters == 1 or num_rows > num_clusters // 2 * size
 
 
 def test_clusters_repeat_with_the_seed_and_are_found_on_samples_and_in_pieces(monkeypatch):

@@ -104,70 +104,39 @@ def test_batches_do_not_depend_on_the_workers(prepared, num_workers, clustered, 
         assert expected.shape == (16, 1 + 1 + 2 + 4 + 4)
 
 
-def test_draws_follow_clicks_and_edges_of_their_nodes(prepared):
-    data = TrainingData.from_prepared(prepared, REGULARIZERS)
-    sampler = Sampler(data, len(data.query_ids), seed=0, nodes="clicked")
-    batch = sampler.draw(0, SamplingSources(data.graphs), REGULARIZERS)
-    assert sorted(batch.queries.tolist()) == list(range(len(data.query_ids)))
-    ads_of = rows_of(data.clicks)
-    drawn = batch.ads[:, 0]
-    assert all(ad in ads_of[row] for row, ad in zip(batch.queries, drawn.tolist(), strict=True))
-    assert list(batch.anchors) == REGULARIZERS
-    for regularizer, (nodes, anchors) in batch.anchors.items():
-        of_side = {"query": batch.queries, "ad": drawn}[regularizer.side]
-        assert nodes.tolist() == of_side.tolist()
-        linked = rows_of(data.graphs[regularizer])
-        for node, anchor in zip(nodes.tolist(), anchors.tolist(), strict=True):
-            assert anchor in (linked[node] or [-1])
-        assert (anchors == -1).any()
+NODES = {
+    "all": ({0: 1, 1: 1, 3: 1}, {0: 1, 1: 1, 2: 1, 4: 1}),  # which have edges, clicked or not
+    "rare": ({0: 1 / 3, 1: 1 / 2, 3: 1}, {0: 1 / 2, 1: 1 / 4, 2: 1, 4: 1}),
+    "clicked": ({0: 1, 1: 1, 2: 1}, {0: 1, 1: 5}),  # as the batch has them
+}
+"""How often each query and each ad is drawn for a graph."""
 
 
-def test_all_nodes_with_edges_are_drawn_alike_clicked_or_not():
-    clicks = csr_of([[0, 1]] * 10)
-    edges = csr_of([[7], [1, 3], [], [2], [4]])
-    data = TrainingData(np.arange(10), clicks, {REGULARIZERS[1]: edges}, {}, {})
-    sampler = Sampler(data, 10, seed=0)
-    sources = SamplingSources(data.graphs)
-    drawn = [sampler.draw(step, sources, REGULARIZERS) for step in range(NUM_EPOCHS)]
-    nodes, anchors = np.concatenate([batch.anchors[REGULARIZERS[1]] for batch in drawn], axis=1)
-    _assert_shares(nodes, {0: 1, 1: 1, 3: 1, 4: 1})
-    _assert_shares(anchors[nodes == 1], {1: 1, 3: 1})
-    assert set(zip(nodes.tolist(), anchors.tolist(), strict=True)) == {
-        (node, anchor) for node, row in enumerate(rows_of(edges)) for anchor in row
-    }
-    ads = np.concatenate([batch.ads[:, 0] for batch in drawn])
-    assert stats.contingency.association(stats.contingency.crosstab(ads, nodes).count) < 0.05
-
-
-def test_rarely_clicked_nodes_are_drawn_more_often():
-    clicks, edges = csr_of([[0, 1], [1], [1], []]), csr_of([[7], [1, 3], [5], [], [4]])
-    of_queries = csr_of([[0], [1], [], [2]])
-    graphs = {REGULARIZERS[0]: of_queries, REGULARIZERS[1]: edges}
+@pytest.mark.parametrize("nodes", NODES)
+def test_nodes_of_graphs_are_drawn_as_it_is_asked_for_and_their_anchors_alike(nodes):
+    clicks = csr_of([[0, 1], [1], [1], []])
+    edges = [csr_of([[0], [1], [], [2]]), csr_of([[7], [1, 3], [5], [], [4]])]
+    graphs = dict(zip(REGULARIZERS[:2], edges, strict=True))
     data = TrainingData(np.arange(4), clicks, graphs, {}, {})
-    sampler = Sampler(data, 3, seed=0, nodes="rare")
+    sampler = Sampler(data, 3, seed=0, nodes=nodes)
     sources = SamplingSources(graphs)
     drawn = [sampler.draw(step, sources, REGULARIZERS) for step in range(3 * NUM_EPOCHS)]
-    for regularizer, shares in (
-        (REGULARIZERS[0], {0: 1 / 3, 1: 1 / 2, 3: 1}),
-        (REGULARIZERS[1], {0: 1 / 2, 1: 1 / 4, 2: 1, 4: 1}),
-    ):
-        nodes, anchors = np.concatenate([b.anchors[regularizer] for b in drawn], axis=1)
-        _assert_shares(nodes, shares)
+    queries = np.concatenate([batch.queries for batch in drawn])
+    ads = np.concatenate([batch.ads[:, 0] for batch in drawn])
+    assert {tuple(sorted(batch.queries.tolist())) for batch in drawn} == {(0, 1, 2)}
+    assert set(zip(queries.tolist(), ads.tolist(), strict=True)) == {(0, 0), (0, 1), (1, 1), (2, 1)}
+    for regularizer, shares, of_batch in zip(graphs, NODES[nodes], (queries, ads), strict=True):
+        found, anchors = np.concatenate([batch.anchors[regularizer] for batch in drawn], axis=1)
+        _assert_shares(found, shares)
         rows = rows_of(graphs[regularizer])
-        assert all(anchor in rows[node] for node, anchor in zip(nodes, anchors, strict=True))
-
-
-def test_queries_without_clicks_are_nodes_but_never_in_the_order():
-    clicks, edges = csr_of([[0], [1], [0], [], []]), csr_of([[0], [], [1], [2], [3]])
-    data = TrainingData(np.arange(5), clicks, {REGULARIZERS[0]: edges}, {}, {})
-    for nodes, expected in (("all", {0, 2, 3, 4}), ("clicked", {0, 1, 2})):
-        sampler = Sampler(data, 3, seed=0, nodes=nodes)
-        sources = SamplingSources(data.graphs)
-        drawn = [sampler.draw(step, sources, REGULARIZERS) for step in range(30)]
-        assert sampler.steps_per_epoch == 1
-        assert {tuple(sorted(batch.queries.tolist())) for batch in drawn} == {(0, 1, 2)}
-        found = np.concatenate([batch.anchors[REGULARIZERS[0]].nodes for batch in drawn])
-        assert set(found.tolist()) == expected
+        pairs = {(node, anchor) for node in shares for anchor in rows[node] or [-1]}
+        assert set(zip(found.tolist(), anchors.tolist(), strict=True)) == pairs
+        if nodes == "clicked":
+            assert found.tolist() == of_batch.tolist()
+        else:
+            together = stats.contingency.crosstab(of_batch, found).count
+            assert stats.contingency.association(together) < 0.05
+    _assert_shares(anchors[found == 1], {1: 1, 3: 1})
 
 
 def _assert_shares(drawn, shares):
@@ -175,16 +144,6 @@ def _assert_shares(drawn, shares):
     assert ids.tolist() == sorted(shares)
     share = np.array([shares[i] for i in ids.tolist()])
     assert stats.chisquare(counts, share / share.sum() * len(drawn)).pvalue > 0.01
-
-
-def test_ads_are_drawn_in_proportion_to_their_clicks_on_request():
-    rows = np.repeat(np.arange(10), 3)
-    ads = np.tile([0, 1, 4], 10)
-    weighted = Csr.from_pairs(rows, ads, 10, np.tile([1.0, 6.0, 3.0], 10))
-    data = TrainingData(np.arange(10), csr_of([[0, 1, 4]] * 10), {}, {}, {})
-    sampler = Sampler(data, 10, seed=0, clicks=weighted)
-    drawn = [sampler.draw(step, SamplingSources({}), []).ads for step in range(NUM_EPOCHS)]
-    _assert_shares(np.concatenate(drawn), {0: 1, 1: 6, 4: 3})
 
 
 def _several(clicks, num_ads, num_epochs):

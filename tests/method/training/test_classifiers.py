@@ -22,7 +22,6 @@ from ramen_ray.method.sampling.training_data import ADS, QUERIES
 from ramen_ray.method.training.classifier_training import ClassifierPart
 from ramen_ray.method.training.state import restore_checkpoint, save_checkpoint, save_shares
 from ramen_ray.method.training.step import step_inputs
-from ramen_ray.orchestration.run.build import build_model
 
 CHANGES = {
     "base.kind": "unidec",
@@ -253,11 +252,7 @@ def test_vectors_of_ads_follow_from_those_of_queries(config, prepared_bag, part)
     assert (by_classifier == by_text).all() == (part == "encoder")
 
 
-def test_a_folder_without_classifiers_cannot_answer_by_them(config, prepared_bag, tmp_path):
-    plain = build_model(overlay(config, {"base.kind": "in_batch"}))
-    plain.save(tmp_path / "plain", 16)
-    with pytest.raises(EncoderError, match="plain has no classifiers"):
-        load_model(tmp_path / "plain", part="both")
+def test_classifiers_of_which_some_are_lost_are_refused(config, prepared_bag, tmp_path):
     Run(config, prepared_bag).save(tmp_path / "run")
     (file,) = (tmp_path / "run" / "classifiers").glob("vectors-*.npy")
     np.save(file, np.load(file)[:-3])

@@ -9,6 +9,7 @@ import torch
 from short_runs import ConfiguredRun, run_two_workers
 from support import prepare_in_process, rows_of, shares_of, with_tables
 from torch import Tensor, nn
+from written_out import column_of
 
 from ramen_ray.config import ConfigError, EncoderConfig, RunConfig, overlay
 from ramen_ray.data.prepared.folder import Prepared
@@ -47,7 +48,7 @@ def parent(dataset_path, tmp_path_factory):
     held_out = {
         text.lower()
         for split in ("validation", "test")
-        for text in before.read(f"queries/{split}")["text"].to_pylist()
+        for text in column_of(before, f"queries/{split}")
     }
     rows = []
     for row in train.to_pylist():

@@ -14,6 +14,7 @@ from sentence_transformers.sentence_transformer.losses import MultipleNegativesR
 from short_runs import Run, build_encoder
 from support import MAX_LENGTH
 from torch.utils.data import SequentialSampler
+from written_out import column_of
 
 from datasets import Dataset as Pairs
 from ramen_ray.data.prepared.csr import Csr
@@ -63,7 +64,7 @@ def test_losses_are_those_of_sentence_transformers_step_by_step(
     batches = [sampler.draw(step, run.state.sources, []) for step in range(NUM_STEPS)]
 
     dataset = Dataset(dataset_path)
-    texts = [dataset.read(table)["text"].to_pylist() for table in ("queries/train", "ads")]
+    texts = [column_of(dataset, table) for table in ("queries/train", "ads")]
     rows = [data.query_ids[np.concatenate([batch.queries for batch in batches])]]
     rows.append(np.concatenate([batch.ads[:, 0] for batch in batches]))
     columns = zip(("query", "ad"), texts, rows, strict=True)

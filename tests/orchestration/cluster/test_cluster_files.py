@@ -25,11 +25,6 @@ def _described(name):
     return yaml.safe_load((ROOT / name).read_text())
 
 
-@pytest.fixture
-def rayjob():
-    return _described("kubernetes.yaml")
-
-
 def test_cluster_yaml_fits_the_schema_that_ray_ships():
     config = yaml.safe_load(CLUSTER.read_text())
     validate(config, SCHEMA)
@@ -53,7 +48,8 @@ def test_what_kubernetes_is_given_fits_the_schema_of_kuberay(name, key):
         validate(described, KUBERAY)
 
 
-def test_the_job_for_kubernetes_asks_for_what_its_pods_have(rayjob, dataset_path):
+def test_the_job_for_kubernetes_asks_for_what_its_pods_have(dataset_path):
+    rayjob = _described("kubernetes.yaml")
     python, job, _, *words = shlex.split(rayjob["spec"]["entrypoint"])
     assert (python, Path(job).name) == ("python", "train.py")
     at = words.index("--dataset")

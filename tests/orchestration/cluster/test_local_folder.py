@@ -29,15 +29,6 @@ def walked(tmp_path):
     return folder
 
 
-def test_without_a_path_nothing_is_copied(walked, tmp_path):
-    before = sorted(tmp_path.rglob("*"))
-    local = LocalFolder()
-    assert local.copy_of(walked / "links" / "ad") == walked / "links" / "ad"
-    assert local.copy_of_graphs(walked, SIDES) == walked
-    local.forget(walked)
-    assert sorted(tmp_path.rglob("*")) == before
-
-
 def test_graphs_of_a_run_are_copied_and_forgotten(walked, tmp_path):
     local = LocalFolder(tmp_path / "disk")
     copies = local.copy_of_graphs(walked, SIDES)

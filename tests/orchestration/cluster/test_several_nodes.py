@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from ray.util import placement_group_table
 from support import WAITS_FOR_TASKS, tables_in, text_table, wait_until
+from written_out import column_of
 
 from ramen_ray.config import WorkersConfig, overlay
 from ramen_ray.data.store.dataset import Dataset, write_dataset
@@ -216,7 +217,7 @@ def test_a_table_is_answered_with_a_machine_less(machines, unharmed, dataset_pat
     machines.become(1, 1)
     registry = Registry(unharmed.run.uri)
     model = uri_of(registry.find_logged(unharmed.run.id, None)[1])
-    distinct = Dataset(dataset_path).read("queries/train")["text"].to_pylist()
+    distinct = column_of(Dataset(dataset_path), "queries/train")
     texts = np.resize(np.array(distinct, dtype=object), 20 * 10_000)
     queries = tmp_path / "queries.parquet"
     answers = tmp_path / "answers"

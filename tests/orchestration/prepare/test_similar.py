@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from support import errors_in, query_table, text_table
-from written_out import edges_of
+from written_out import column_of, edges_of
 
 from ramen_ray.data.store.dataset import Dataset, DatasetError, write_dataset
 from ramen_ray.data.tables.graphs import anchor_sets
@@ -59,7 +59,7 @@ def _linked(texts, limits, folder):
     """The similar texts of each of ``texts``, which are the ads of a dataset directory."""
     path = _shop(texts, folder)
     add_similar(path, "near", replace(limits, protocol="as-published"))
-    anchors = Dataset(path).read("anchors/near")["text"].to_pylist()
+    anchors = column_of(Dataset(path), "anchors/near")
     linked = [{} for _ in texts]
     for edge in Dataset(path).read("edges/near/ad").to_pylist():
         linked[edge["ad_id"]][anchors[edge["anchor_id"]]] = edge["weight"]
@@ -116,8 +116,7 @@ def test_nodes_of_a_dataset_are_tied_to_its_train_queries_and_ads(copied):
     dataset = Dataset(copied)
     assert errors_in(dataset) == []
     queries, ads, anchors = (
-        dataset.read(table)["text"].to_pylist()
-        for table in ("queries/train", "ads", "anchors/near")
+        column_of(dataset, table) for table in ("queries/train", "ads", "anchors/near")
     )
     assert counts["anchors/near"] == len(anchors) == len(set(anchors))
     assert set(anchors) <= {*queries, *ads}

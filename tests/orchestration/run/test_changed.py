@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from mlflow.tracking import MlflowClient
 from short_runs import train_here
+from written_out import column_of
 
 from jobs import evaluate as evaluate_job
 from jobs import graph
@@ -92,7 +93,7 @@ def test_ads_renumbered_while_a_run_trains_are_not_served_by_it(
     registry = Registry(f"sqlite:///{config.output}/mlflow.db")
     folder = registry.download(f"models:/{model.model_id}", tmp_path / "model")
     served = pq.read_table(folder / retriever.ADS)["text"].to_pylist()
-    assert served == Dataset(config.dataset).read("ads")["text"].to_pylist()
+    assert served == column_of(Dataset(config.dataset), "ads")
 
 
 def test_what_a_checkpoint_is_measured_on_is_what_it_was_trained_on_or_asked_for(

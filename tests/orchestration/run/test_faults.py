@@ -1,26 +1,20 @@
-"""Whole runs whose tasks, machine or disk fail end with the numbers of one unharmed."""
+"""Whole runs at once, or whose machine or disk fails, end with the numbers of one unharmed."""
 
 import os
 import shutil
 import subprocess
-import time
-from contextlib import suppress
 
-import psutil
 import pytest
 from mlflow.tracking import MlflowClient
-from support import PATIENCE_S, WAITS_FOR_TASKS, begin_training, meanwhile, resize, the_error
+from support import PATIENCE_S, WAITS_FOR_TASKS, begin_training, resize, the_error
 
 from jobs import train
 from ramen_ray.config import overlay, write_config
 from ramen_ray.orchestration.run.directory import RunDirectory
-from ramen_ray.orchestration.run.fit import fit
 from ramen_ray.tracking.addresses import tracking_uri
 
 pytestmark = pytest.mark.slow
 
-KINDS = ("graphs", "shortlists")
-WARM_BYTES = 400 << 20
 CHANGES = {
     "walk.enabled": True,
     **WAITS_FOR_TASKS,
@@ -28,41 +22,6 @@ CHANGES = {
     "pruning.every_epochs": 2,
     "training.checkpoint_every_steps": 3,
 }
-
-
-def _kill_task(folder, kind):
-    """Kill the process that computes a result of a kind; says whether there was one."""
-    begun = {file.parent.parent.name for file in folder.glob("*/.pending/step_*")}
-    is_training = any(folder.glob("checkpoint_*"))  # its process is idle, and warm, before that
-    for process in psutil.Process().children(recursive=True):
-        with suppress(psutil.NoSuchProcess):
-            name = process.cmdline()[:1]
-            if kind in begun and name == ["ray::_run"]:
-                process.kill()
-                return True
-            # A process that has loaded libraries would do the task before one can kill it. While
-            # another task is run again, none is killed: it has few tries.
-            is_idle = is_training and not begun and name == ["ray::IDLE"]
-            if is_idle and process.memory_info().rss > WARM_BYTES:
-                process.kill()
-    return False
-
-
-def test_killed_background_tasks_change_nothing_where_training_waits(config, unharmed):
-    killed = overlay(config, {"name": "tasks-killed"})
-    folder = RunDirectory.of(config.output, "tasks-killed").path
-
-    def kill():
-        last = time.monotonic() + PATIENCE_S
-        for kind in KINDS:
-            is_killed = False
-            while not is_killed:
-                assert time.monotonic() < last, f"no task has begun to make {kind}"
-                assert not RunDirectory(folder).notes.get("finished"), f"no task has made {kind}"
-                is_killed = _kill_task(folder, kind)
-                time.sleep(0.02)
-
-    assert meanwhile(kill, lambda: fit(killed)).metrics == unharmed.metrics
 
 
 def _trainings(config, names, folder, **environment):

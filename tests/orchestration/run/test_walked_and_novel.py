@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
+from random_datasets import rows_in
 from short_runs import fit_here
 
 from jobs import evaluate as evaluate_job
@@ -27,10 +28,6 @@ from ramen_ray.orchestration.run.inputs import encoder_tokenizer
 NUM_EPOCHS = 4
 ALIKE = 0.9999  # drops all edges but those between equal texts
 REGULARIZERS = [Regularizer(name, side) for name in ("links", "topics") for side in ("query", "ad")]
-
-
-def _rows(dataset, table):
-    return dataset.read(table).to_pylist()
 
 
 @pytest.fixture(scope="module")
@@ -123,8 +120,8 @@ def test_the_evaluation_job_does_the_same_and_writes_predictions(
     metrics = {name: measured[name] for name in trained_metrics}
     assert metrics == pytest.approx(trained_metrics, abs=1e-12)
     dataset = Dataset(split_path)
-    ads = {row["source_id"]: row["ad_id"] for row in _rows(dataset, "ads")}
-    queries = {row["source_id"]: row for row in _rows(dataset, "queries/zero_shot")}
+    ads = {row["source_id"]: row["ad_id"] for row in rows_in(dataset, "ads")}
+    queries = {row["source_id"]: row for row in rows_in(dataset, "queries/zero_shot")}
     rows = pq.read_table(file).to_pylist()
     first = {row["query_id"]: ads[row["ad_id"]] for row in rows if row["rank"] == 1}
     assert first.keys() == queries.keys()

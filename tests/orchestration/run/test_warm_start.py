@@ -10,6 +10,7 @@ import pytest
 import torch
 from short_runs import fit_here
 from stores import choose
+from written_out import column_of
 
 from ramen_ray.config import overlay
 from ramen_ray.data.store.dataset import Dataset, write_dataset
@@ -112,7 +113,7 @@ def test_ads_without_ids_are_told_apart_by_their_texts(last_week, dataset_path, 
     now = _week(dataset_path, tmp_path / "second", order, with_ids=False)
     changes = {"encoder.pretrained": str(before.encoder), "dataset": str(now)}
     note_carried(Inputs.of(overlay(config, changes)), tmp_path)
-    texts = Dataset(dataset_path).read("ads").sort_by("ad_id")["text"].to_pylist()
+    texts = column_of(Dataset(dataset_path), "ads")
     carried = np.load(tmp_path / "carried.npy")
     assert [texts[ad] for ad in carried] == [texts[ad] for ad in order]
 
