@@ -150,8 +150,8 @@ class Sweep:
             self._train_trials(missing, tuned, prior)
         records = best_first(self.records.values())
         if not records or records[0].value is None:
-            ends = "; ".join(record.end for record in records if record.end) or OUT_OF_TIME
-            raise RunError(f"no trial has been validated: {ends}")
+            ends = dict.fromkeys(record.end for record in records if record.end)  # each once
+            raise RunError(f"no trial has been validated: {'; '.join(ends) or OUT_OF_TIME}")
         command = self.show(records, self._choice(records))
         return SweepResult(records, command, self.said, self.experiment.report, self.experiment.run)
 

@@ -93,7 +93,7 @@ def test_trials_explore_the_graph_and_no_two_train_the_same(base, stand_in):
     drawing = Drawing.of(config, SPACES["regularization"], Dataset(stand_in))
     search = TrialSearch(drawing, RandomSampler(0), {}, "score", lambda: None)
     search.first = [drawing.own()]
-    trials = [search.suggest(str(number)) for number in range(120)]
+    trials = [search.suggest(str(number)) for number in range(200)]
     configs = [overlay(config, trial) for trial in trials]
     assert overlay(configs[0], {"name": None}) == config, "the first is the configuration's own"
     sets = {"hyper_link": "xz", "co_click": "z", "co_session": "x"}
